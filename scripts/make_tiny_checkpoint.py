@@ -421,7 +421,7 @@ class TensorPlan:
         )
         if text.get("mla_use_output_gate"):
             yield self.matrix(f"{base}.g_proj", value_width, hidden, gain=1.5)
-        yield self.matrix(f"{base}.o_proj", hidden, value_width, gain=1.5)
+        yield self.matrix(f"{base}.o_proj", hidden, value_width, gain=3.0)
 
     def kv_a(self, name: str, rank: int, rope: int, hidden: int) -> Tensor:
         """[rank + rope, hidden]: only the latent rows feed a norm, so only they take norm_input_scale."""
@@ -465,9 +465,11 @@ class TensorPlan:
 
     def expert_matrix(self, name: str, rows: int, cols: int) -> Iterator[Tensor]:
         full = f"{self.prefix}{name}"
+        # Without the latent norm nothing tames the sum of the experts, so they start smaller.
+        gain = 2.0 if self.text.get("routed_expert_hidden_size") else 1.0
 
         def values() -> F32Array:
-            matrix = self.random.matrix(full, (rows, cols), gain=2.0)
+            matrix = self.random.matrix(full, (rows, cols), gain)
             # Group magnitudes over two octaves, so that the scale bytes differ within a row.
             groups = (rows, cols // MXFP4_GROUP, 1)
             spread = np.exp2(self.random.stream(f"{full}.spread").uniform(-1, 1, groups)).astype(np.float32)

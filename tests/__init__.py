@@ -1,0 +1,1 @@
+"""Tests, their reference model and their oracles."""
