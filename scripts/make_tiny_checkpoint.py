@@ -332,11 +332,11 @@ class TensorPlan:
         for layer in range(text["num_hidden_layers"]):
             yield from self.layer_tensors(layer)
         yield self.matrix("model.embed_tokens", vocab, hidden, gain=np.sqrt(hidden))
-        yield self.matrix("lm_head", vocab, hidden, gain=2.5)
+        yield self.matrix("lm_head", vocab, hidden, gain=1.5)
         yield self.norm("model.norm", hidden)
         if text.get("attn_res_block_size"):
             yield self.norm("model.output_attn_res_norm", hidden)
-            yield self.matrix("model.output_attn_res_proj", 1, hidden, gain=1.5)
+            yield self.matrix("model.output_attn_res_proj", 1, hidden, gain=0.75)
         if self.is_k3:
             yield from self.vision_tensors()
 
@@ -348,7 +348,7 @@ class TensorPlan:
         if self.text.get("attn_res_block_size"):
             for residual in ("self_attention_res", "mlp_res"):
                 yield self.norm(f"{base}.{residual}_norm", hidden)
-                yield self.matrix(f"{base}.{residual}_proj", 1, hidden, gain=1.5)
+                yield self.matrix(f"{base}.{residual}_proj", 1, hidden, gain=0.75)
         if layer + 1 in self.linear["kda_layers"]:
             yield from self.kda_tensors(f"{base}.self_attn")
         elif layer + 1 in self.linear["full_attn_layers"]:

@@ -6,5 +6,6 @@ S all tokens so far, H hidden size, h heads, D head size, E experts.
 """
 
 from .model import ReferenceModel, State
+from .tokens import separated_tokens
 
-__all__ = ["ReferenceModel", "State"]
+__all__ = ["ReferenceModel", "State", "separated_tokens"]
