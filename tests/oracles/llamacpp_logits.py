@@ -1,0 +1,89 @@
+"""Second opinion from llama.cpp (package `xllamacpp`): top log-probabilities after a given token sequence.
+
+Run as a process of its own, since llama.cpp brings its own ggml:
+
+    python llamacpp_logits.py MODEL.gguf --tokens 5,17,3 [--top 20] [--all]
+
+Prints one JSON object: `n_tokens`, and `positions`, a list of {"position": p, "top": [[id, logprob], ...]} in
+falling order; p counts the tokens seen, so that p = n_tokens is the prediction after the whole sequence.
+`--all` asks for every p from 1 on, one evaluation from scratch each. The cache is F32 and flash attention is
+off. Stdout holds nothing else; llama.cpp's log goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.request
+from typing import Any
+
+import xllamacpp
+
+GGML_TYPE_F32 = 0
+
+
+def open_server(path: str, n_ctx: int, threads: int) -> Any:
+    """A server that listens on a free port of this machine."""
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx = n_ctx
+    params.n_parallel = 1
+    params.n_gpu_layers = 0
+    params.port = 0
+    params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
+    params.warmup = False
+    params.fit_params = False
+    return xllamacpp.Server(params)
+
+
+def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, float]]:
+    """The `top` likeliest next tokens after `tokens`, with natural-log probabilities."""
+    request = {
+        "prompt": tokens,
+        "n_predict": 1,
+        "n_probs": top,
+        "temperature": 1.0,
+        "seed": 1,
+        "cache_prompt": False,
+        "post_sampling_probs": False,
+    }
+    call = urllib.request.Request(
+        f"{server.listening_address}/completion",
+        json.dumps(request).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(call, timeout=120) as reply:
+        answer = json.load(reply)
+    if "completion_probabilities" not in answer:
+        raise RuntimeError(f"no probabilities in the answer: {str(answer)[:500]}")
+    if answer["tokens_evaluated"] != len(tokens):
+        raise RuntimeError(f"{answer['tokens_evaluated']} tokens were evaluated, {len(tokens)} were given")
+    entries = answer["completion_probabilities"][0]["top_logprobs"]
+    return [(entry["id"], entry["logprob"]) for entry in entries]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--tokens", required=True, help="token ids, separated by commas")
+    parser.add_argument("--top", type=int, default=20)
+    parser.add_argument("--all", action="store_true", help="every position instead of the last")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    tokens = [int(item) for item in options.tokens.split(",")]
+    server = open_server(options.model, max(256, len(tokens) + 16), options.threads)
+    positions = range(1, len(tokens) + 1) if options.all else [len(tokens)]
+    result = [{"position": p, "top": top_logprobs(server, tokens[:p], options.top)} for p in positions]
+    print(json.dumps({"n_tokens": len(tokens), "positions": result}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
