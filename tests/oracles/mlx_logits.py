@@ -2,8 +2,8 @@
 
     python mlx_logits.py CHECKPOINT TOKENS.npy OUT.npy [--prefill N]
 
-TOKENS.npy holds int64 token ids [T], OUT.npy gets float32 logits [T, vocab]. With --prefill the first N tokens
-go in at once and the others one by one through mlx-lm's cache.
+TOKENS.npy holds int64 token ids [T], OUT.npy gets float32 logits [T, vocab]. With --prefill the first N
+tokens go in at once and the others one by one through mlx-lm's cache.
 
 All floating-point weights are cast to float32 after loading, so that the arithmetic is float32 on the very
 numbers of the files (BF16 values are float32 values). Packed MXFP4 experts stay packed: mlx-lm multiplies by
