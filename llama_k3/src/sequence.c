@@ -1,0 +1,76 @@
+// sequence.c - clear, copy and truncate of sequences.
+#include "context.h"
+
+#include <string.h>
+
+int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq) {
+    const k3_error none = { NULL, 0 };
+    return k3_context_check_seq(ctx, seq, none) ? -1 : ctx->cache.seq[seq].position;
+}
+
+int64_t llama_k3_seq_tokens(const llama_k3_context * ctx, int32_t seq, int64_t first, int32_t * tokens, int64_t n) {
+    const int64_t position = llama_k3_seq_position(ctx, seq);
+    if (first < 0 || first >= position || n <= 0) {
+        return 0;
+    }
+    n = n < position - first ? n : position - first;
+    memcpy(tokens, ctx->cache.seq[seq].tokens + first, (size_t) n * sizeof(*tokens));
+    return n;
+}
+
+int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size) {
+    const k3_error e      = { err, err_size };
+    int            status = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status = k3_context_check_seq(ctx, seq, e);
+    if (!status) {
+        k3_cache_clear(&ctx->cache, seq);
+    }
+    k3_context_leave(ctx);
+    return status;
+}
+
+int llama_k3_seq_copy(llama_k3_context * ctx, int32_t src, int32_t dst, char * err, size_t err_size) {
+    const k3_error e      = { err, err_size };
+    int            status = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status = k3_context_check_seq(ctx, src, e);
+    status = status ? status : k3_context_check_seq(ctx, dst, e);
+    if (!status && src != dst) {
+        status = k3_cache_copy(&ctx->cache, src, dst, e);
+    }
+    k3_context_leave(ctx);
+    return status;
+}
+
+static int truncate_sequence(llama_k3_context * ctx, int32_t seq, int64_t position, int32_t * result, int64_t * go_on,
+                             k3_error e) {
+    int status = k3_context_check_seq(ctx, seq, e);
+    if (status) {
+        return status;
+    }
+    const int64_t present = ctx->cache.seq[seq].position;
+    if (position < 0 || position > present) {
+        return k3_fail(e, LLAMA_K3_ARGUMENT, "sequence %d: truncate to %lld found, 0 to %lld wanted", seq,
+                       (long long) position, (long long) present);
+    }
+    *go_on  = position == present ? position : k3_cache_rewind(&ctx->cache, seq, position);
+    *result = *go_on == position ? LLAMA_K3_TRUNCATE_DONE : LLAMA_K3_TRUNCATE_REBUILD;
+    return LLAMA_K3_OK;
+}
+
+int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int64_t position, int32_t * result, int64_t * go_on,
+                          char * err, size_t err_size) {
+    const k3_error e      = { err, err_size };
+    int            status = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status = truncate_sequence(ctx, seq, position, result, go_on, e);
+    k3_context_leave(ctx);
+    return status;
+}
