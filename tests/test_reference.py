@@ -5,14 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from scripts.make_tiny_checkpoint import write_checkpoint
 from tests.compare import assert_close, difference
 from tests.conftest import TESTS, CheckpointFactory
 from tests.reference import ReferenceModel, functions, kda, mla, separated_tokens
 from tests.reference.checkpoint import Array, unpack_mxfp4
+
+Tokens = NDArray[np.int64]
 
 ARCHS = ("k3", "kimi-linear")
 # Two float64 evaluations of the same formula in another order; logits reach 10.
@@ -26,7 +31,7 @@ def model(request: pytest.FixtureRequest, tiny_checkpoint: CheckpointFactory) ->
     return ReferenceModel(tiny_checkpoint(request.param))
 
 
-def random_tokens(model: ReferenceModel, count: int, seed: int = 0) -> Array:
+def random_tokens(model: ReferenceModel, count: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, model.n_vocab, count)
 
 
@@ -56,13 +61,31 @@ def test_later_tokens_do_not_change_earlier_logits(model: ReferenceModel) -> Non
     assert_close(longer[:20], model.forward(tokens[:20], kda="chunked", mla="plain"), max_abs=SAME)
 
 
-def delta_rule_input(tokens: int, heads: int = 3, dim: int = 8) -> list[Array]:
-    """Random q, k, v, g, beta, memory with unit keys; g is left at zero for the test to set."""
+class DeltaInput(NamedTuple):
+    """What a delta rule reads: q, k, v, g [T, h, D], beta [T, h], memory [h, D, D]."""
+
+    q: Array
+    k: Array
+    v: Array
+    g: Array
+    beta: Array
+    memory: Array
+
+
+def delta_rule_input(tokens: int, heads: int = 3, dim: int = 8) -> DeltaInput:
+    """Random values with unit keys and no decay."""
     random = np.random.default_rng(5)
     q, k, v = random.standard_normal((3, tokens, heads, dim))
     beta = random.uniform(0, 1, (tokens, heads))
     memory = random.standard_normal((heads, dim, dim))
-    return [q, functions.l2_norm(k), v, np.zeros_like(q), beta, memory]
+    return DeltaInput(q, functions.l2_norm(k), v, np.zeros_like(q), beta, memory)
+
+
+def assert_chunked_equals_recurrent(inputs: DeltaInput, chunk: int) -> None:
+    wanted, wanted_memory = kda.delta_rule_recurrent(*inputs)
+    found, found_memory = kda.delta_rule_chunked(*inputs, chunk=chunk)
+    assert_close(found, wanted, max_abs=SAME, what="output")
+    assert_close(found_memory, wanted_memory, max_abs=SAME, what="memory")
 
 
 @pytest.mark.parametrize("chunk", [1, 16, 64])
@@ -71,38 +94,31 @@ def test_chunked_delta_rule_with_extreme_gates(chunk: int, decay: str) -> None:
     """64 rows at -5 sum to -320, at -80 to -5120: exp of the negated sum overflows, of differences never."""
     inputs = delta_rule_input(tokens=75)
     random = np.random.default_rng(6)
-    shape = inputs[3].shape
-    inputs[3] = {
+    shape = inputs.g.shape
+    gates = {
         "none": np.zeros(shape),
         "full bound": np.full(shape, -5.0),
         "mixed": random.choice([0.0, -1e-6, -0.5, -5.0], shape),
         "beyond exp": random.choice([0.0, -80.0, -800.0], shape),
         "subnormal": np.full(shape, -1e-300),
-    }[decay]
-    wanted, wanted_memory = kda.delta_rule_recurrent(*inputs)
-    found, found_memory = kda.delta_rule_chunked(*inputs, chunk=chunk)
-    assert_close(found, wanted, max_abs=SAME, what="output")
-    assert_close(found_memory, wanted_memory, max_abs=SAME, what="memory")
+    }
+    assert_chunked_equals_recurrent(inputs._replace(g=gates[decay]), chunk)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_chunked_delta_rule_with_extreme_beta(beta: float) -> None:
     inputs = delta_rule_input(tokens=75)
-    inputs[3] -= 0.1
-    inputs[4][:] = beta
-    wanted, wanted_memory = kda.delta_rule_recurrent(*inputs)
-    found, found_memory = kda.delta_rule_chunked(*inputs)
-    assert_close(found, wanted, max_abs=SAME, what="output")
-    assert_close(found_memory, wanted_memory, max_abs=SAME, what="memory")
+    inputs = inputs._replace(g=inputs.g - 0.1, beta=np.full_like(inputs.beta, beta))
+    assert_chunked_equals_recurrent(inputs, chunk=64)
 
 
 def test_zero_rows_after_a_chunk_change_nothing() -> None:
     """What the tail chunk is filled up with: q, k, v, g and beta zero."""
     inputs = delta_rule_input(tokens=20)
-    inputs[3] -= 0.3
+    inputs = inputs._replace(g=inputs.g - 0.3)
     padded = [np.concatenate([x, np.zeros_like(x)]) for x in inputs[:5]]
     wanted, wanted_memory = kda.delta_rule_recurrent(*inputs)
-    found, found_memory = kda.delta_rule_recurrent(*padded, inputs[5])
+    found, found_memory = kda.delta_rule_recurrent(*DeltaInput(*padded, memory=inputs.memory))
     assert_close(found[:20], wanted, max_abs=0.0)
     assert_close(found_memory, wanted_memory, max_abs=0.0)
 
@@ -110,11 +126,10 @@ def test_zero_rows_after_a_chunk_change_nothing() -> None:
 def test_delta_rule_replaces_a_value() -> None:
     """With beta 1 and no decay, reading with the last key gives the last value, whatever was there before."""
     inputs = delta_rule_input(tokens=30)
-    inputs[4][:] = 1.0
-    unit_k = inputs[1] / np.linalg.norm(inputs[1], axis=-1, keepdims=True)
-    inputs[0], inputs[1] = unit_k, unit_k
+    unit_k = inputs.k / np.linalg.norm(inputs.k, axis=-1, keepdims=True)
+    inputs = inputs._replace(q=unit_k, k=unit_k, beta=np.ones_like(inputs.beta))
     out, _ = kda.delta_rule_recurrent(*inputs)
-    assert_close(out, inputs[2], max_abs=SAME)
+    assert_close(out, inputs.v, max_abs=SAME)
 
 
 # ---- single functions ----------------------------------------------------------------------------------
@@ -188,9 +203,7 @@ def test_separated_tokens_keep_their_margin(model: ReferenceModel) -> None:
         {"kda_layers": [1, 2, 3, 4, 5, 6, 7]},  # layer 4 in both
     ],
 )
-def test_unknown_configurations_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    from scripts.make_tiny_checkpoint import write_checkpoint
-
+def test_unknown_configurations_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     write_checkpoint(tmp_path, "k3", 1, **change)
     with pytest.raises(ValueError, match="found"):
         ReferenceModel(tmp_path).forward([1])
@@ -199,7 +212,7 @@ def test_unknown_configurations_are_refused(tmp_path: Path, change: dict[str, ob
 # ---- second opinions -----------------------------------------------------------------------------------
 
 
-def oracle_logits(name: str, checkpoint: Path, tokens: Array, prefill: int | None, folder: Path) -> Array:
+def oracle_logits(name: str, checkpoint: Path, tokens: Tokens, prefill: int | None, folder: Path) -> Array:
     """Run tests/oracles/NAME_logits.py in a process of its own."""
     np.save(folder / "tokens.npy", tokens)
     script = TESTS / "oracles" / f"{name}_logits.py"
