@@ -1,0 +1,1 @@
+"""A small trainable Kimi-K3: dialogues, tokenizer, torch model, optimiser, HF export and evaluation."""
