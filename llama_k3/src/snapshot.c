@@ -175,6 +175,22 @@ static int check_header(const llama_k3_context * ctx, const header * h, uint64_t
     return LLAMA_K3_OK;
 }
 
+// Positions of the checkpoints ascend and lie inside the sequence.
+static int check_checkpoints(const header * h, const uint8_t * in, k3_error e) {
+    const uint64_t step = sizeof(int64_t) + h->n_kda * (h->state_bytes + h->window_bytes);
+    int64_t        last = 0;
+    for (uint64_t i = 0; i < h->n_checkpoints; i++, in += step) {
+        int64_t position;
+        memcpy(&position, in, sizeof(position));
+        if (position <= last || position > h->position) {
+            return k3_fail(e, LLAMA_K3_STATE_FORMAT, "saved sequence: checkpoint %llu: found position %lld, wanted %lld to %lld",
+                           (unsigned long long) i, (long long) position, (long long) last + 1, (long long) h->position);
+        }
+        last = position;
+    }
+    return LLAMA_K3_OK;
+}
+
 static int check_parts(const llama_k3_context * ctx, const header * h, uint8_t * const part[N_PARTS],
                        const uint64_t size[N_PARTS], k3_error e) {
     static const char * names[N_PARTS] = { "tokens", "rows", "recurrent state", "checkpoints" };
@@ -192,7 +208,7 @@ static int check_parts(const llama_k3_context * ctx, const header * h, uint8_t *
                            (long long) i, tokens[i], ctx->model->hp.n_vocab - 1);
         }
     }
-    return LLAMA_K3_OK;
+    return check_checkpoints(h, part[CHECKPOINTS], e);
 }
 
 static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * snapshot, k3_error e) {
@@ -334,7 +350,7 @@ static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e
 // Opens the file and reads its header, so that a foreign file costs no allocation of its size.
 static int open_file(const llama_k3_context * ctx, const char * path, int * out, uint64_t * size, k3_error e) {
     struct stat st;
-    header      h  = { { 0 } };
+    header      h;
     const int   fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         const int cause = fd < 0 ? errno : EINVAL;

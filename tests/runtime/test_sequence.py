@@ -1,0 +1,215 @@
+"""Sequences: restore, truncate, copy, clear, save and load go on exactly as the straight run does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llama_k3
+from llama_k3 import Context, Model
+from tests.compare import assert_close
+from tests.runtime.conftest import Case, convert_to
+
+EXACT = 2e-4
+N_CTX = 128
+
+
+@pytest.fixture(scope="module")
+def case_model(exact: Case) -> Iterator[tuple[Case, Model]]:
+    with exact.open() as model:
+        yield exact, model
+
+
+@pytest.fixture
+def context(case_model: tuple[Case, Model]) -> Iterator[Context]:
+    with case_model[1].context(n_ctx=N_CTX, n_seq_max=3, kv_type="f32", n_ubatch=16) as opened:
+        yield opened
+
+
+def check_goes_on(context: Context, case: Case, seq: int, start: int, count: int = 20) -> None:
+    """The next tokens give the reference's logits of the whole text: one at a time, then in one piece."""
+    assert context.position(seq) == start
+    single = [context.decode(case.tokens[i : i + 1], seq=seq)[0] for i in range(start, start + count // 2)]
+    rest = context.decode(case.tokens[start + count // 2 : start + count], seq=seq, logits="all")
+    found = np.concatenate([single, rest])
+    assert_close(found, case.logits[start : start + count], max_abs=EXACT, argmax=True)
+
+
+def test_restore_into_its_own_sequence(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:30], logits="none")
+    snapshot = context.snapshot(0)
+    context.decode(case.tokens[50:70], logits="none")
+    context.restore(0, snapshot)
+    check_goes_on(context, case, 0, 30)
+    context.restore(0, snapshot)
+    check_goes_on(context, case, 0, 30)
+
+
+def test_restore_into_another_sequence_leaves_the_others(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    for seq, count in ((0, 10), (1, 25), (2, 40)):
+        context.decode(case.tokens[:count], seq=seq, logits="none")
+    snapshot = context.snapshot(1)
+    context.restore(0, snapshot)
+    check_goes_on(context, case, 2, 40)
+    check_goes_on(context, case, 0, 25)
+    check_goes_on(context, case, 1, 25)
+
+
+def test_restore_into_another_context(case_model: tuple[Case, Model], context: Context) -> None:
+    case, model = case_model
+    context.decode(case.tokens[:33], logits="none")
+    snapshot = context.snapshot(0)
+    with model.context(n_ctx=64, n_seq_max=2, kv_type="f32") as other:
+        other.restore(1, snapshot)
+        check_goes_on(other, case, 1, 33)
+    with model.context(n_ctx=32, kv_type="f32") as small, pytest.raises(llama_k3.ContextFullError, match="33"):
+        small.restore(0, snapshot)
+    with model.context(n_ctx=64, kv_type="bf16") as rounded, pytest.raises(llama_k3.StateError, match="cache type"):
+        rounded.restore(0, snapshot)
+
+
+def test_copy(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:30], logits="none")
+    context.decode(case.tokens[60:110], seq=2, logits="none")
+    context.copy(0, 2)
+    check_goes_on(context, case, 2, 30)
+    check_goes_on(context, case, 0, 30)
+
+
+def test_clear_starts_anew(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[40:90], logits="none")
+    context.clear(0)
+    check_goes_on(context, case, 0, 0)
+
+
+def test_truncate_goes_back_to_the_newest_snapshot(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    for upto in (20, 45, 60):
+        context.decode(case.tokens[context.position(0) : upto], logits="none")
+        context.snapshot(0)
+    context.decode(case.tokens[60:80], logits="none")
+    assert context.truncate(0, 80) == 80
+    assert context.truncate(0, 59) == 45
+    check_goes_on(context, case, 0, 45)
+    assert context.truncate(0, 45) == 45
+    check_goes_on(context, case, 0, 45)
+    assert context.truncate(0, 19) == 0
+    check_goes_on(context, case, 0, 0)
+
+
+def test_truncate_after_copy_uses_the_shared_snapshots(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:20], logits="none")
+    context.snapshot(0)
+    context.decode(case.tokens[20:40], logits="none")
+    context.copy(0, 1)
+    context.clear(0)
+    assert context.truncate(1, 30) == 20
+    check_goes_on(context, case, 1, 20)
+
+
+@pytest.mark.parametrize("position", [-1, 31, 10**12])
+def test_truncate_beyond_the_sequence(case_model: tuple[Case, Model], context: Context, position: int) -> None:
+    context.decode(case_model[0].tokens[:30], logits="none")
+    with pytest.raises(llama_k3.ArgumentError, match="0 to 30"):
+        context.truncate(0, position)
+    assert context.position(0) == 30
+
+
+def test_full_context_changes_nothing(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:100], logits="none")
+    with pytest.raises(llama_k3.ContextFullError, match="129.*128"):
+        context.decode(case.tokens[100:129])
+    with pytest.raises(llama_k3.ContextFullError):
+        context.decode_batch([(1, 1, False)] + [(2, 0, False)] * 29)
+    assert context.position(1) == 0
+    check_goes_on(context, case, 0, 100)
+
+
+LOADER = """
+import sys, numpy as np
+from llama_k3 import Model
+gguf, saved, tokens, out = sys.argv[1:]
+with Model(gguf, n_threads=1) as model, model.context(n_ctx=128, n_seq_max=3, kv_type="f32") as context:
+    context.load(2, saved)
+    start = context.position(2)
+    np.save(out, context.decode(np.load(tokens)[start:start + 20], seq=2, logits="all"))
+"""
+
+
+def test_save_new_process_load(case_model: tuple[Case, Model], context: Context, tmp_path: Path) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:40], logits="none")
+    context.save(0, tmp_path / "sequence")
+    np.save(tmp_path / "tokens.npy", case.tokens)
+    command = [case.gguf, tmp_path / "sequence", tmp_path / "tokens.npy", tmp_path / "out.npy"]
+    subprocess.run([sys.executable, "-c", LOADER, *map(str, command)], check=True, timeout=60)
+    assert_close(np.load(tmp_path / "out.npy"), case.logits[40:60], max_abs=EXACT, argmax=True)
+
+
+def test_saved_snapshots_serve_truncate(case_model: tuple[Case, Model], context: Context, tmp_path: Path) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:20], logits="none")
+    context.snapshot(0)
+    context.decode(case.tokens[20:40], logits="none")
+    context.save(0, tmp_path / "sequence")
+    context.load(1, tmp_path / "sequence")
+    assert context.truncate(1, 30) == 20
+    check_goes_on(context, case, 1, 20)
+
+
+def test_saved_file_with_any_flipped_or_missing_byte_is_refused(
+    case_model: tuple[Case, Model], context: Context, tmp_path: Path
+) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:5], logits="none")
+    path = tmp_path / "sequence"
+    context.save(0, path)
+    good = path.read_bytes()
+    context.decode(case.tokens[:9], seq=1, logits="none")
+    places = [*range(160), *np.random.default_rng(0).integers(160, len(good), 60)]
+    for place in map(int, places):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(llama_k3.StateError):
+            context.load(1, path)
+    for size in (0, 7, 100, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:size])
+        with pytest.raises(llama_k3.StateError):
+            context.load(1, path)
+    path.write_bytes(good + b"x")
+    with pytest.raises(llama_k3.StateError):
+        context.load(1, path)
+    with pytest.raises(llama_k3.StateError, match="missing"):
+        context.load(1, tmp_path / "missing")
+    check_goes_on(context, case, 1, 9)
+
+
+def test_saved_file_of_another_model_is_refused(
+    case_model: tuple[Case, Model], context: Context, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    with Model(convert_to(trained_checkpoint, tmp_path / "other.gguf")) as other, other.context(n_ctx=16) as theirs:
+        theirs.decode([1, 2, 3], logits="none")
+        theirs.save(0, tmp_path / "sequence")
+    with pytest.raises(llama_k3.StateError, match="model"):
+        context.load(0, tmp_path / "sequence")
+
+
+def test_save_into_a_missing_folder_leaves_nothing(
+    case_model: tuple[Case, Model], context: Context, tmp_path: Path
+) -> None:
+    context.decode(case_model[0].tokens[:5], logits="none")
+    with pytest.raises(llama_k3.StateError, match="missing"):
+        context.save(0, tmp_path / "missing" / "sequence")
+    assert list(tmp_path.iterdir()) == []
