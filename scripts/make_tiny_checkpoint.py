@@ -19,6 +19,7 @@ import argparse
 import base64
 import copy
 import json
+import math
 import re
 import struct
 import zlib
@@ -282,7 +283,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * {"BF16": 2, "F32": 4, "U8": 1}[self.dtype]
+        return math.prod(self.shape) * {"BF16": 2, "F32": 4, "U8": 1}[self.dtype]
 
     def to_bytes(self) -> bytes:
         values = self.make().reshape(self.shape)

@@ -116,9 +116,9 @@ def test_zero_rows_after_a_chunk_change_nothing() -> None:
     """What the tail chunk is filled up with: q, k, v, g and beta zero."""
     inputs = delta_rule_input(tokens=20)
     inputs = inputs._replace(g=inputs.g - 0.3)
-    padded = [np.concatenate([x, np.zeros_like(x)]) for x in inputs[:5]]
+    q, k, v, g, beta = (np.concatenate([x, np.zeros_like(x)]) for x in inputs[:5])
     wanted, wanted_memory = kda.delta_rule_recurrent(*inputs)
-    found, found_memory = kda.delta_rule_recurrent(*DeltaInput(*padded, memory=inputs.memory))
+    found, found_memory = kda.delta_rule_recurrent(q, k, v, g, beta, inputs.memory)
     assert_close(found[:20], wanted, max_abs=0.0)
     assert_close(found_memory, wanted_memory, max_abs=0.0)
 
