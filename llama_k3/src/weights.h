@@ -50,12 +50,20 @@ typedef struct k3_weights {
     k3_layer layer[K3_MAX_LAYERS];
 } k3_weights;
 
-// Finds the tensor of that name in any part of the model; NULL when there is none.
-typedef struct ggml_tensor * (*k3_find_tensor)(void * model, const char * name);
+// The tensors of all parts, sorted by name.
+typedef struct k3_tensor_entry {
+    struct ggml_tensor * tensor;
+    uint32_t             part;   // index of its file
+    bool                 bound;  // has a place in the model
+} k3_tensor_entry;
 
-// Binds every tensor, counts them, refuses missing, left-over, wrongly shaped and wrongly typed ones by name.
-// `n_tensors` is the number of tensors in the files.
-int k3_weights_bind(k3_weights * w, const k3_hparams * hp, k3_find_tensor find, void * model, uint64_t n_tensors,
-                    k3_error e);
+typedef struct k3_tensor_index {
+    k3_tensor_entry * entries;
+    uint64_t          n;
+} k3_tensor_index;
+
+// Binds every tensor of the index; refuses missing, left-over, wrongly shaped and wrongly typed ones by name.
+// LLAMA_K3_MODEL_TENSOR_*.
+int k3_weights_bind(k3_weights * w, const k3_hparams * hp, k3_tensor_index * index, k3_error e);
 
 #endif
