@@ -1,0 +1,187 @@
+"""llama-cli: chat with a model, or ask it once.
+
+The answer goes to standard output, everything else (banner, progress, timings, errors) to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .. import __version__
+from .._lib import set_log_callback
+from ..context import Context
+from ..errors import ContextFullError, LlamaK3Error
+from ..model import Model, available_cpus
+from ..sampling import Sampler
+from .perf import perf_lines
+from .session import Session
+from .terminal import Terminal
+
+_DESCRIPTION = (
+    "Chat with a Kimi-K3 or Kimi-Linear model. -p or -f gives the first message; without -st the chat "
+    "then goes on, one message a line. In the chat, Ctrl-C stops an answer; Ctrl-C twice, Ctrl-D or /exit "
+    "leaves. A model without chat markers in its vocabulary continues the text instead."
+)
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_WARNING = _LOG_LEVELS.index("warning")
+_INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n{self.format_usage()}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags, under llama.cpp's names."""
+    parser = _Parser("llama-cli", description=_DESCRIPTION, allow_abbrev=False)
+    add = parser.add_argument
+    add("-m", "--model", required=True, metavar="FILE", help="GGUF file (any part of a split model)")
+    text = parser.add_mutually_exclusive_group()
+    text.add_argument("-p", "--prompt", metavar="TEXT", help="first message")
+    text.add_argument("-f", "--file", metavar="FILE", type=Path, help="file with the first message")
+    add(
+        "-n", "--n-predict", type=int, default=-1, metavar="N", help="most tokens of an answer (-1: no limit)"
+    )
+    add(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="tokens of context (0: the model's; 4096)",
+    )
+    add("-t", "--threads", type=int, default=available_cpus(), metavar="N", help="threads (%(default)s)")
+    add("--temp", type=float, default=0.8, metavar="T", help="temperature (0.8; 0: the likeliest token)")
+    add("--top-k", type=int, default=40, metavar="N", help="keep the N likeliest tokens (40; 0: all)")
+    add(
+        "--top-p",
+        type=float,
+        default=0.95,
+        metavar="P",
+        help="keep the likeliest tokens up to P (0.95; 1: all)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        default=0.05,
+        metavar="P",
+        help="drop tokens below P times the likeliest (0.05)",
+    )
+    add("-s", "--seed", type=int, default=-1, metavar="N", help="seed of the draws (-1: another every time)")
+    add("--ignore-eos", action="store_true", help="never draw a token that ends the answer")
+    add("-st", "--single-turn", action="store_true", help="leave after the answer to -p or -f")
+    add("-v", "--verbose", action="store_true", help="show the library's messages")
+    add("--version", action="version", version=f"llama-cli (llama-k3) {__version__}")
+    return parser
+
+
+def _first_message(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str | None:
+    if args.file is not None:
+        try:
+            text: str = args.file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"-f {args.file}: {error}")
+        return text.removesuffix("\n")
+    if args.prompt is None and args.single_turn:
+        parser.error("-st needs a message: -p TEXT or -f FILE")
+    return args.prompt
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    for flag, value, low in (("-n", args.n_predict, -1), ("-c", args.ctx_size, 0), ("-t", args.threads, 1)):
+        if value < low:
+            parser.error(f"{flag}: found {value}, wanted at least {low}")
+    if not -1 <= args.seed < 2**64:
+        parser.error(f"-s: found {args.seed}, wanted -1 .. 2^64 - 1")
+
+
+def _log(level: int, text: str) -> None:
+    print(
+        f"[{_LOG_LEVELS[level] if 0 <= level < len(_LOG_LEVELS) else level}] {text.rstrip()}", file=sys.stderr
+    )
+
+
+def _log_warnings(level: int, text: str) -> None:
+    # An error reaches the user as an exception's message.
+    if level == _WARNING:
+        _log(level, text)
+
+
+def _converse(session: Session, terminal: Terminal, first: str | None, single_turn: bool) -> int:
+    """Answer `first`, then, unless this is a single turn, line after line. Returns the exit status."""
+    message = first
+    while True:
+        if message is None:
+            message = terminal.read_message()
+            if message is None:
+                return 0
+        elif not single_turn:
+            terminal.show_message(message)
+        if message.strip():
+            try:
+                stopped = terminal.show_answer(session.ask(message))
+            except ContextFullError as error:
+                terminal.note(f"context full: {error} (a larger -c makes room)")
+                if single_turn:
+                    return 1
+                stopped = False
+            if single_turn:
+                return _INTERRUPTED if stopped else 0
+        message = None
+
+
+def _run(args: argparse.Namespace, first: str | None) -> int:
+    start = time.perf_counter()
+    terminal = Terminal(sys.stdin, sys.stdout, sys.stderr)
+    set_log_callback(_log if args.verbose else _log_warnings)
+    with Model(args.model, n_threads=args.threads, progress=terminal.load_progress) as model:
+        n_ctx = args.ctx_size or model.info.n_ctx_train
+        seed = None if args.seed < 0 else args.seed
+        with (
+            model.context(n_ctx=n_ctx, progress=terminal.prompt_progress) as context,
+            Sampler(args.temp, args.top_k, args.top_p, args.min_p, seed) as sampler,
+        ):
+            tokenizer = model.tokenizer
+            session = Session(context, tokenizer, sampler, args.n_predict, args.ignore_eos)
+            loaded = time.perf_counter()
+            if not args.single_turn:
+                terminal.banner(model, context, chat=session.is_chat)
+            try:
+                return _converse(session, terminal, first, args.single_turn)
+            finally:
+                _show_timings(context, start, loaded)
+
+
+def _show_timings(context: Context, start: float, loaded: float) -> None:
+    lines = perf_lines(context.counters(), 1e3 * (loaded - start), 1e3 * (time.perf_counter() - start))
+    print("", *lines, sep="\n", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command. Exit status: 0, 1 for an error, 2 for wrong flags, 130 for Ctrl-C."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    _check(parser, args)
+    first = _first_message(parser, args)
+    try:
+        return _run(args, first)
+    except LlamaK3Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left; nothing more can be written, also not by the interpreter at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

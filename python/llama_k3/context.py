@@ -1,0 +1,306 @@
+"""Context: sequences of one model with their hybrid cache, decode and the operations on sequences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ._lib import Callbacks, Handle, call, ffi, lib
+from .errors import ArgumentError, check
+
+Logits = npt.NDArray[np.float32]
+Tokens = Sequence[int] | npt.NDArray[Any]
+DecodeProgress = Callable[[int, int], None]
+"""Called after each micro-batch with the tokens done and wanted."""
+
+KV_TYPES = {
+    "f32": lib.LLAMA_K3_CACHE_F32,
+    "f16": lib.LLAMA_K3_CACHE_F16,
+    "bf16": lib.LLAMA_K3_CACHE_BF16,
+    "q8_0": lib.LLAMA_K3_CACHE_Q8_0,
+}
+_INT32_MAX = 2**31 - 1
+# The memory layout of llama_k3_batch_item.
+_ITEM = np.dtype({"names": ["token", "seq", "want"], "formats": ["i4", "i4", "?"], "itemsize": 12})
+if ffi.sizeof("llama_k3_batch_item") != _ITEM.itemsize:
+    raise ImportError(f"llama_k3_batch_item has {ffi.sizeof('llama_k3_batch_item')} bytes, wanted 12")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by part.
+
+    `weights`: mapped from the file. `latent`: MLA rows, reserved for n_ctx and committed as they are used;
+    `latent_used` of these hold tokens. `state`, `window`: KDA states and convolution windows. `compute`: the
+    graph's buffer. `snapshots`: held for `truncate`.
+    """
+
+    weights: int
+    latent: int
+    latent_used: int
+    state: int
+    window: int
+    compute: int
+    snapshots: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self)) - self.latent_used
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Work of one kind: tokens and micro-batches computed, milliseconds, bytes of weights and cache moved."""
+
+    tokens: int
+    batches: int
+    ms: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Micro-batches with one token a sequence count as decode, all others as prefill."""
+
+    prefill: Phase
+    decode: Phase
+    graphs_built: int
+    graphs_reused: int
+
+
+def memory_of(value: Any) -> Memory:
+    """From a C struct llama_k3_memory."""
+    return Memory(**{field.name: getattr(value, field.name) for field in fields(Memory)})
+
+
+def _phase_of(value: Any) -> Phase:
+    return Phase(**{field.name: getattr(value, field.name) for field in fields(Phase)})
+
+
+@dataclass(frozen=True)
+class ContextParams:
+    """How a context is made. `n_ctx`: tokens a sequence can hold. `n_ubatch`: tokens computed at once.
+
+    `kv_type`: type of the MLA rows, one of KV_TYPES. `snapshot_every`: tokens between the snapshots that a
+    prefill leaves for `truncate` (0: none). `snapshot_bytes`: budget of those snapshots, all sequences
+    together.
+    """
+
+    n_ctx: int = 4096
+    n_seq_max: int = 1
+    kv_type: str = "bf16"
+    n_ubatch: int = 512
+    n_threads: int = 1
+    snapshot_every: int = 4096
+    snapshot_bytes: int = 1 << 30
+
+    def to_c(self) -> Any:
+        """A llama_k3_context_params without callbacks. ArgumentError names what is out of its range."""
+        params = ffi.new("llama_k3_context_params *")
+        lib.llama_k3_context_default_params(params)
+        for name, low in (
+            ("n_ctx", 1),
+            ("n_seq_max", 1),
+            ("n_ubatch", 1),
+            ("n_threads", 1),
+            ("snapshot_every", 0),
+        ):
+            setattr(params, name, _integer(name, getattr(self, name), low, 2**32 - 1))
+        params.snapshot_bytes = _integer("snapshot_bytes", self.snapshot_bytes, 0, 2**64 - 1)
+        if self.kv_type not in KV_TYPES:
+            raise ArgumentError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
+        params.cache_type = KV_TYPES[self.kv_type]
+        return params
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    """The value as an int in low .. high; ArgumentError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{name}: found {value!r}, wanted an integer")
+    if not low <= value <= high:
+        raise ArgumentError(f"{name}: found {value}, wanted {low} .. {high}")
+    return int(value)
+
+
+def _integers(name: str, values: Any, low: int, high: int) -> npt.NDArray[np.int64]:
+    """A one-dimensional array of integers in low .. high; ArgumentError names the first that is not."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ArgumentError(
+            f"{name}: found {array.ndim} dimensions of {array.dtype}, wanted a list of integers"
+        )
+    outside = np.nonzero((array < low) | (array > high))[0]
+    if outside.size:
+        index = int(outside[0])
+        raise ArgumentError(f"{name}[{index}]: found {array[index]}, wanted {low} .. {high}")
+    return array.astype(np.int64, copy=False)
+
+
+class Snapshot(Handle):
+    """A whole copy of a sequence, for `restore` into any context of the same model and cache type."""
+
+    def __init__(self, pointer: Any) -> None:
+        super().__init__("snapshot", pointer, lib.llama_k3_snapshot_free)
+        self.position: int = lib.llama_k3_snapshot_position(pointer)
+        """Tokens in the copy."""
+        self.size: int = lib.llama_k3_snapshot_size(pointer)
+        """Bytes held."""
+
+
+def _free_context(pointer: Any) -> None:
+    check(lib.llama_k3_context_free(pointer), "the context is in use by another thread")
+
+
+class Context(Handle):
+    """Sequences 0 .. n_seq_max - 1 of one model. Made by Model.context; a context manager.
+
+    One thread at a time: a second one gets ContextBusyError. The GIL is released while the library computes.
+    """
+
+    def __init__(
+        self, model: Any, n_vocab: int, params: ContextParams, progress: DecodeProgress | None = None
+    ) -> None:
+        """`model`: a live llama_k3_model pointer (the library keeps its own reference)."""
+        c_params = params.to_c()
+        self._callbacks = Callbacks(progress)
+        self._callbacks.install_abort(c_params)
+        if progress is not None:
+            c_params.progress = lib.k3_py_decode_progress
+            c_params.progress_user = self._callbacks.owner
+        out = ffi.new("llama_k3_context **")
+        call(lib.llama_k3_context_new, model, c_params, out)
+        super().__init__("context", out[0], _free_context)
+        self.params = params
+        self.n_vocab = n_vocab
+
+    def decode(self, tokens: Tokens, seq: int = 0, logits: Literal["last", "all", "none"] = "last") -> Logits:
+        """Append tokens to a sequence; the logits after the last, after each, or none: float32 [n, n_vocab].
+
+        Raises ArgumentError (also for no tokens), ContextFullError, ContextBusyError, NonFiniteError. On
+        KeyboardInterrupt, which ends the call within a fraction of a second, the sequence stands behind the
+        last whole micro-batch: see `position`.
+        """
+        if logits not in ("last", "all", "none"):
+            raise ArgumentError(f"logits: found {logits!r}, wanted last, all or none")
+        ids = _integers("tokens", tokens, 0, self.n_vocab - 1)
+        items = np.zeros(ids.size, _ITEM)
+        items["token"] = ids
+        items["seq"] = self._seq(seq)
+        if logits == "all":
+            items["want"] = True
+        elif logits == "last":
+            items["want"][-1:] = True
+        return self._decode(items)
+
+    def decode_batch(self, items: Iterable[tuple[int, int, bool]]) -> Logits:
+        """Append (token, seq, want) in order; a row of logits for each `want`: float32 [n, n_vocab]."""
+        rows = list(items)
+        for index, row in enumerate(rows):
+            if not isinstance(row, (tuple, list)) or len(row) != 3:
+                raise ArgumentError(f"items[{index}]: found {row!r}, wanted (token, seq, want)")
+        batch = np.zeros(len(rows), _ITEM)
+        batch["token"] = _integers("token of items", [row[0] for row in rows], 0, self.n_vocab - 1)
+        batch["seq"] = _integers("seq of items", [row[1] for row in rows], 0, self.params.n_seq_max - 1)
+        batch["want"] = [bool(row[2]) for row in rows]
+        return self._decode(batch)
+
+    def _decode(self, items: npt.NDArray[Any]) -> Logits:
+        if not items.size:
+            raise ArgumentError("tokens: found none, wanted at least one")
+        out = np.empty((int(items["want"].sum()), self.n_vocab), np.float32)
+        with self._borrow() as pointer:
+            self._callbacks.call(
+                lib.llama_k3_decode,
+                pointer,
+                ffi.from_buffer("llama_k3_batch_item[]", items),
+                items.size,
+                ffi.from_buffer("float[]", out) if out.size else ffi.NULL,
+                out.size,
+            )
+        return out
+
+    def position(self, seq: int = 0) -> int:
+        """Tokens in the sequence."""
+        with self._borrow() as pointer:
+            return int(lib.llama_k3_seq_position(pointer, self._seq(seq)))
+
+    def tokens(self, seq: int = 0) -> list[int]:
+        """The tokens of the sequence."""
+        with self._borrow() as pointer:
+            count = lib.llama_k3_seq_position(pointer, self._seq(seq))
+            out = np.empty(count, np.int32)
+            if count:
+                copied = lib.llama_k3_seq_tokens(pointer, seq, 0, ffi.from_buffer("int32_t[]", out), count)
+                out = out[:copied]
+        return [int(token) for token in out]
+
+    def truncate(self, seq: int, pos: int) -> int:
+        """Go back to `pos` tokens, or to the newest snapshot before it: returns the position to go on from.
+
+        A result below `pos` means that the tokens from there on have to be decoded again.
+        """
+        result, go_on = ffi.new("int32_t *"), ffi.new("int64_t *")
+        with self._borrow() as pointer:
+            position = _integer("pos", pos, 0, lib.llama_k3_seq_position(pointer, self._seq(seq)))
+            call(lib.llama_k3_seq_truncate, pointer, seq, position, result, go_on)
+        return int(go_on[0])
+
+    def copy(self, src: int, dst: int) -> None:
+        """Make sequence `dst` a copy of `src`."""
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_copy, pointer, self._seq(src, "src"), self._seq(dst, "dst"))
+
+    def clear(self, seq: int = 0) -> None:
+        """Drop all tokens of the sequence."""
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_clear, pointer, self._seq(seq))
+
+    def snapshot(self, seq: int = 0) -> Snapshot:
+        """A whole copy of the sequence; it also marks the position for `truncate`."""
+        out = ffi.new("llama_k3_snapshot **")
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_snapshot, pointer, self._seq(seq), out)
+        return Snapshot(out[0])
+
+    def restore(self, seq: int, snapshot: Snapshot) -> None:
+        """Make the sequence what it was when the snapshot was taken."""
+        with self._borrow() as pointer, snapshot._borrow() as copy:
+            call(lib.llama_k3_seq_restore, pointer, self._seq(seq), copy)
+
+    def save(self, seq: int, path: str | os.PathLike[str]) -> None:
+        """Write the sequence to a file, by way of a temporary name beside it."""
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_save, pointer, self._seq(seq), os.fsencode(path))
+
+    def load(self, seq: int, path: str | os.PathLike[str]) -> None:
+        """Read a sequence that `save` wrote; the file is checked whole before the sequence changes."""
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_load, pointer, self._seq(seq), os.fsencode(path))
+
+    def memory(self) -> Memory:
+        """Bytes by part as allocated and used now; Model.memory tells before a context is made."""
+        out = ffi.new("llama_k3_memory *")
+        with self._borrow() as pointer:
+            lib.llama_k3_context_get_memory(pointer, out)
+        return memory_of(out)
+
+    def counters(self) -> Counters:
+        """Work done since the context was made or `reset_counters` was called."""
+        out = ffi.new("llama_k3_counters *")
+        with self._borrow() as pointer:
+            lib.llama_k3_context_get_counters(pointer, out)
+        return Counters(
+            _phase_of(out.prefill), _phase_of(out.decode), int(out.graphs_built), int(out.graphs_reused)
+        )
+
+    def reset_counters(self) -> None:
+        with self._borrow() as pointer:
+            lib.llama_k3_context_reset_counters(pointer)
+
+    def _seq(self, seq: int, name: str = "seq") -> int:
+        return _integer(name, seq, 0, self.params.n_seq_max - 1)
