@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,23 @@ def test_logits_are_of_useful_size(tiny_checkpoint: CheckpointFactory) -> None:
     for arch in ARCHS:
         logits = ReferenceModel(tiny_checkpoint(arch)).forward(np.arange(100))
         assert 3 < np.abs(logits).max() < 15, arch
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_tensor_matters(tiny_checkpoint: CheckpointFactory, arch: str) -> None:
+    """A neutral value (norm weights at 1, all else at 0) in every layer moves some logit by at least 0.1."""
+    folder = tiny_checkpoint(arch)
+    tokens = np.arange(0, 600, 20)
+    wanted = ReferenceModel(folder).forward(tokens)
+    used = ReferenceModel(folder).checkpoint.unread
+    names = {re.sub(r"\.weight_(packed|scale)$", ".weight", name) for name in used}
+    for kind in sorted({re.sub(r"\.\d+\.", ".N.", name) for name in names}):
+        model = ReferenceModel(folder)
+        for name in names:
+            if re.sub(r"\.\d+\.", ".N.", name) == kind:
+                value = model.checkpoint.tensor(name)
+                value[...] = 1.0 if value.ndim == 1 and "norm" in name else 0.0
+        assert np.abs(model.forward(tokens) - wanted).max() > 0.1, kind
 
 
 def test_mxfp4_takes_the_nearest_value() -> None:
