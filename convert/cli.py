@@ -34,7 +34,7 @@ UNITS = {"M": 10**6, "G": 10**9}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _run(options)
     except ConvertError as error:
@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped: run the same command again to go on from here", file=sys.stderr)
         return EXIT_STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(*unused: object) -> None:
@@ -142,6 +144,8 @@ def _report_layers(hp: HyperParameters, refuse: bool) -> None:
 
 def _convert(plan: Plan, out: Path, checkpoint: Checkpoint) -> None:
     output = Output(plan, out, checkpoint)
+    if output.stale_files:
+        print(f"note: left by a stopped run of other options, not used: {', '.join(output.stale_files)}")
     print(f"needs {_show_bytes(output.needed_bytes)} in {output.folder.resolve()}", end="")
     if output.done_bytes:
         print(f" ({_show_bytes(output.done_bytes)} of {_show_bytes(plan.nbytes)} are there already)", end="")

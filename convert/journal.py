@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .plan import Plan
 
@@ -31,19 +32,18 @@ START = Position(0, 0)
 class Journal:
     """Reads and writes the note of one output."""
 
-    def __init__(self, out: Path, digest: str) -> None:
+    def __init__(self, out: Path, plan: Plan, digest: str) -> None:
         self.path = out.with_name(out.name + ".resume")
         self.digest = digest
+        self.names = [part_path(file.path).name for file in plan.files]
 
     def load(self, plan: Plan) -> Position:
         """Where to go on; the start where there is no note, or one of another plan or other files."""
-        try:
-            values = json.loads(self.path.read_bytes())
-            position = Position(int(values["file"]), int(values["nbytes"]))
-            matches = values["version"] == VERSION and values["digest"] == self.digest
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        values = self._read()
+        if values is None or values["version"] != VERSION or values["digest"] != self.digest:
             return START
-        if not matches or not 0 <= position.file < len(plan.files):
+        position = Position(values["file"], values["nbytes"])
+        if not 0 <= position.file < len(plan.files):
             return START
         for number, file in enumerate(plan.files[: position.file + 1]):
             wanted = file.nbytes if number < position.file else position.nbytes
@@ -52,9 +52,32 @@ class Journal:
                 return START
         return position
 
+    def stale_files(self) -> list[str]:
+        """Unfinished files that a stopped run of another plan left and that this one does not use."""
+        values = self._read()
+        names = values["files"] if values is not None else []
+        return [name for name in names if name not in self.names and (self.path.parent / name).is_file()]
+
+    def _read(self) -> dict[str, Any] | None:
+        """The note's fields, None where there is none or it is unreadable."""
+        try:
+            values = json.loads(self.path.read_bytes())
+            kinds = {"version": int, "digest": str, "files": list, "file": int, "nbytes": int}
+            if all(isinstance(values[name], kind) for name, kind in kinds.items()):
+                return dict(values)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return None
+
     def save(self, position: Position) -> None:
         """Replaces the note; the bytes before `position` must be on the disk already."""
-        values = {"version": VERSION, "digest": self.digest, "file": position.file, "nbytes": position.nbytes}
+        values = {
+            "version": VERSION,
+            "digest": self.digest,
+            "files": self.names,
+            "file": position.file,
+            "nbytes": position.nbytes,
+        }
         temporary = self.path.with_name(self.path.name + ".new")
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(values, file)

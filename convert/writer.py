@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from .checkpoint import Checkpoint
-from .errors import BusyError, DiskSpaceError, OutputError
+from .errors import BusyError, DiskSpaceError, OutputError, TensorError
 from .header import align
 from .journal import Journal, Position, part_path
 from .mxfp4 import Repacker
@@ -30,7 +30,7 @@ from .stream import TensorStream, open_stream
 
 N_BUFFERS = 3
 # Written bytes between two journal entries.
-SYNC_BYTES = 512 << 20
+SYNC_BYTES = 256 << 20
 
 Progress = Callable[[int], None]
 
@@ -48,8 +48,9 @@ class Output:
         self.plan = plan
         self.checkpoint = checkpoint
         self.folder = out.parent
-        self.journal = Journal(out, plan_digest(plan, checkpoint))
+        self.journal = Journal(out, plan, plan_digest(plan, checkpoint))
         self.position = self.journal.load(plan)
+        self.stale_files = self.journal.stale_files()
 
     @property
     def done_bytes(self) -> int:
@@ -69,11 +70,18 @@ class Output:
         return free
 
     def write(self, progress: Progress) -> None:
-        """Writes what is missing and renames the files. `progress` gets the number of bytes of each step."""
+        """Writes what is missing and renames the files. `progress` gets the number of bytes of each step.
+
+        What is written so far stays for a later run, except where a tensor turns out to be wrong.
+        """
         with self._locked():
             position = self.position
-            for number in range(position.file, len(self.plan.files)):
-                self._write_file(number, position.nbytes if number == position.file else 0, progress)
+            try:
+                for number in range(position.file, len(self.plan.files)):
+                    self._write_file(number, position.nbytes if number == position.file else 0, progress)
+            except TensorError:
+                self._discard()
+                raise
             self._finish()
 
     def _reclaimed_bytes(self) -> int:
@@ -120,6 +128,12 @@ class Output:
         finally:
             os.close(descriptor)
 
+    def _discard(self) -> None:
+        self.journal.remove()
+        for file in self.plan.files:
+            with suppress(FileNotFoundError):
+                part_path(file.path).unlink()
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keeps a second run away from the same temporary files."""
@@ -129,7 +143,7 @@ class Output:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise BusyError(f"{path.name}: another run is writing it") from None
+            raise BusyError(f"another run is writing {path.name}") from None
         try:
             yield
         finally:
@@ -180,7 +194,7 @@ class _Sink:
         self._synced = start
         self._progress = progress
         self._save = save
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self._full: queue.Queue[tuple[Bytes, int] | None] = queue.Queue()
         self._free: queue.Queue[Bytes] = queue.Queue()
         for _ in range(N_BUFFERS):
@@ -222,7 +236,7 @@ class _Sink:
                     self._write(buffer[:nbytes].data)
                     if self.position - self._synced >= SYNC_BYTES:
                         self._sync()
-            except OSError as error:
+            except BaseException as error:  # handed to the other thread, which would wait for ever otherwise
                 self._error = error
             self._free.put(buffer)
 
@@ -234,13 +248,15 @@ class _Sink:
         self._progress(done)
 
     def _sync(self) -> None:
-        os.fsync(self._descriptor)
+        os.fdatasync(self._descriptor)
         self._synced = self.position
         self._save(self.position)
 
     def _raise_error(self) -> None:
         if self._error is None:
             return
+        if not isinstance(self._error, OSError):
+            raise self._error
         reason = self._error.strerror or str(self._error)
         if self._error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskSpaceError(f"{reason} after {self._synced} safe bytes; free some and run again")
