@@ -66,7 +66,7 @@ static int build_largest(llama_k3_context * ctx, k3_graph * g, k3_error e) {
 // Backend-independent half: cache address space and batch arrays.
 static int init_cache(llama_k3_context * ctx, k3_error e) {
     const llama_k3_context_params * p = &ctx->params;
-    enum ggml_type                  row_type;
+    enum ggml_type                  row_type = GGML_TYPE_F32;
     int status = check_params(p, e);
     status = status ? status : cache_type(p->cache_type, &row_type, e);
     status = status ? status : ops_form(&ctx->form, e);

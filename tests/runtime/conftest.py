@@ -17,7 +17,6 @@ from tests.conftest import CheckpointFactory
 from tests.reference import ReferenceModel, separated_tokens
 
 LONGEST = 300
-THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class Case:
     tokens: NDArray[np.int64]
     logits: NDArray[np.float64]  # [len(tokens), n_vocab]
 
-    def open(self) -> Model:
-        return Model(self.gguf, n_threads=THREADS)
+    def open(self, n_threads: int = 1) -> Model:
+        return Model(self.gguf, n_threads=n_threads)
 
 
 CaseFactory = Callable[..., Case]
@@ -43,18 +42,23 @@ def convert_to(checkpoint: Path, out: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="session")
 def make_case(tiny_checkpoint: CheckpointFactory, tmp_path_factory: pytest.TempPathFactory) -> CaseFactory:
-    """make_case(arch, options=("--outtype", "f32", ...), count=LONGEST, seed=1, **checkpoint options) -> Case"""
+    """make_case(arch, converter options, count=LONGEST, seed=1, margin=1e-3, **checkpoint options) -> Case"""
     built: dict[str, Case] = {}
 
     def build(
-        arch: str, options: tuple[str, ...] = (), count: int = LONGEST, seed: int = 1, **checkpoint: Any
+        arch: str,
+        options: tuple[str, ...] = (),
+        count: int = LONGEST,
+        seed: int = 1,
+        margin: float = 1e-3,
+        **checkpoint: Any,
     ) -> Case:
-        key = repr((arch, options, count, seed, sorted(checkpoint.items())))
+        key = repr((arch, options, count, seed, margin, sorted(checkpoint.items())))
         if key not in built:
             folder = tiny_checkpoint(arch, seed, **checkpoint)
             gguf = convert_to(folder, tmp_path_factory.mktemp("gguf") / f"{arch}.gguf", *options)
             reference = ReferenceModel(folder)
-            tokens = separated_tokens(reference, count, seed)
+            tokens = separated_tokens(reference, count, seed, margin)
             built[key] = Case(gguf, reference, tokens, reference.forward(tokens))
         return built[key]
 
@@ -65,3 +69,12 @@ def make_case(tiny_checkpoint: CheckpointFactory, tmp_path_factory: pytest.TempP
 def exact(request: pytest.FixtureRequest, make_case: CaseFactory) -> Case:
     """Both architectures with every weight in F32."""
     return make_case(request.param, ("--outtype", "f32", "--experts", "f32"), dtype="f32", experts="f32")
+
+
+@pytest.fixture(scope="session")
+def trained(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The shipped checkpoint as it is stored, and a text of its own vocabulary."""
+    gguf = convert_to(trained_checkpoint, tmp_path_factory.mktemp("gguf") / "tiny-k3.gguf")
+    reference = ReferenceModel(trained_checkpoint)
+    tokens = np.random.default_rng(0).integers(0, 768, 200)
+    return Case(gguf, reference, tokens, reference.forward(tokens))

@@ -71,7 +71,6 @@ SHAPES = {
     "blocks of two": ("k3", {"attn_res_block_size": 2}),
     "two dense layers": ("k3", {"first_k_dense_replace": 2}),
     "thirteen layers": ("kimi-linear", {"num_hidden_layers": 13}),
-    "two taps": ("kimi-linear", {"short_conv_kernel_size": 2}),
     "one expert chosen": ("k3", {"num_experts_per_token": 1}),
     "all experts chosen": ("k3", {"num_experts_per_token": 8}),
     "another bound": ("k3", {"gate_lower_bound": -2.5}),

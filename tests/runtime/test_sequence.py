@@ -120,7 +120,7 @@ def test_truncate_after_copy_uses_the_shared_snapshots(case_model: tuple[Case, M
 @pytest.mark.parametrize("position", [-1, 31, 10**12])
 def test_truncate_beyond_the_sequence(case_model: tuple[Case, Model], context: Context, position: int) -> None:
     context.decode(case_model[0].tokens[:30], logits="none")
-    with pytest.raises(llama_k3.ArgumentError, match="0 to 30"):
+    with pytest.raises(llama_k3.ArgumentError, match="30"):
         context.truncate(0, position)
     assert context.position(0) == 30
 
