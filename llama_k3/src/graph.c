@@ -35,6 +35,11 @@ static struct ggml_tensor * mix(builder * b, struct ggml_tensor * x, struct ggml
     return ggml_k3_attn_res(&b->ops, b->bank, b->n_bank, x, score, b->hp->eps);
 }
 
+// Norm of a low-rank latent (q_a, kv_a): its eps is not that of the other norms.
+static struct ggml_tensor * lora_norm(builder * b, struct ggml_tensor * x, struct ggml_tensor * weight) {
+    return norm(b, x, weight, GGML_K3_MUTANT("lora-eps") ? b->hp->eps : b->hp->lora_eps);
+}
+
 static struct ggml_tensor * gated(builder * b, struct ggml_tensor * x, struct ggml_tensor * gate) {
     return GGML_K3_MUTANT("no-output-gate") ? x : ggml_mul(b->ctx, x, ggml_sigmoid(b->ctx, gate));
 }
@@ -86,7 +91,7 @@ static struct ggml_tensor * kda_layer(builder * b, int layer, const k3_layer * w
 static struct ggml_tensor * mla_queries(builder * b, const k3_layer * w, struct ggml_tensor * x) {
     const k3_hparams * hp = b->hp;
     const int64_t      width = hp->nope_dim + hp->rope_dim, n_tokens = x->ne[1];
-    struct ggml_tensor * q = hp->q_lora ? matmul(b, w->q_b, norm(b, matmul(b, w->q_a, x), w->q_a_norm, hp->lora_eps))
+    struct ggml_tensor * q = hp->q_lora ? matmul(b, w->q_b, lora_norm(b, matmul(b, w->q_a, x), w->q_a_norm))
                                         : matmul(b, w->mla_q, x);
     q = ggml_permute(b->ctx, ggml_reshape_3d(b->ctx, q, width, hp->n_head, n_tokens), 0, 2, 1, 3);
     struct ggml_tensor * nope = ggml_view_3d(b->ctx, q, hp->nope_dim, n_tokens, hp->n_head, q->nb[1], q->nb[2], 0);
@@ -102,7 +107,7 @@ static struct ggml_tensor * mla_rows(builder * b, const k3_layer * w, struct ggm
     struct ggml_tensor * latent = ggml_view_2d(b->ctx, kv, hp->kv_lora, x->ne[1], kv->nb[1], 0);
     struct ggml_tensor * shared = ggml_view_2d(b->ctx, kv, hp->rope_dim, x->ne[1], kv->nb[1],
                                                (size_t) hp->kv_lora * kv->nb[0]);
-    return ggml_concat(b->ctx, norm(b, latent, w->kv_a_norm, hp->lora_eps), shared, 0);
+    return ggml_concat(b->ctx, lora_norm(b, latent, w->kv_a_norm), shared, 0);
 }
 
 static struct ggml_tensor * mla_layer(builder * b, int layer, const k3_layer * w, struct ggml_tensor * x) {
