@@ -151,13 +151,22 @@ def _convert(plan: Plan, out: Path, checkpoint: Checkpoint) -> None:
         print(f" ({_show_bytes(output.done_bytes)} of {_show_bytes(plan.nbytes)} are there already)", end="")
     print(flush=True)
     print(f"free: {_show_bytes(output.check_space())}", flush=True)
-    for tensor in plan.tensors:
-        if tensor.note:
-            print(f"note: {tensor.name} becomes {tensor.type.name}: {tensor.note}")
+    _print_fallbacks(plan)
     with _bar(plan.nbytes, output.done_bytes, "converting") as bar:
         output.write(bar.update)
     for file in plan.files:
         print(f"wrote {file.path} ({_show_bytes(file.nbytes)})")
+
+
+def _print_fallbacks(plan: Plan) -> None:
+    """Says which tensors do not get the type that was asked for, and why."""
+    names: dict[str, list[str]] = {}
+    for tensor in plan.tensors:
+        if tensor.note:
+            names.setdefault(f"{tensor.type.name}: {tensor.note}", []).append(tensor.name)
+    for reason, affected in names.items():
+        more = f" and {len(affected) - 1} more" if len(affected) > 1 else ""
+        print(f"note: {affected[0]}{more} become {reason}")
 
 
 def _bar(total: int, done: int, label: str) -> tqdm[None]:

@@ -30,7 +30,7 @@ SHORT_CONV = "short_conv"
 MAX_LAYERS = 512
 MAX_EXPERTS = 4096
 MAX_WIDTH = 1 << 20
-MAX_VOCAB = 1 << 24
+MAX_VOCAB = 1 << 20
 MAX_CONTEXT = (1 << 31) - 1
 
 # The reference model code builds the q_a/kv_a norms without passing rms_norm_eps, for both architectures, so

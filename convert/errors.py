@@ -19,7 +19,9 @@ class ConvertError(Exception):
             text += f": found {found}"
         if wanted is not None:
             text += f"{',' if found is not None else ':'} wanted {wanted}"
-        super().__init__(" ".join(text.split()))
+        # Names come from files: what a terminal might act on is not shown.
+        line = " ".join(text.split())
+        super().__init__("".join(letter if letter.isprintable() else "?" for letter in line))
 
 
 # The checkpoint's files.

@@ -104,7 +104,7 @@ def encode_header(keys: Sequence[Key], table: Sequence[TableEntry]) -> bytes:
 
 
 def _string(value: str) -> bytes:
-    data = value.encode("utf-8")
+    data = value.encode("utf-8", "replace")
     return struct.pack("<Q", len(data)) + data
 
 

@@ -87,7 +87,7 @@ def special_tokens(settings: Mapping[str, Any], n_ranks: int, n_vocab: int) -> d
     specials = {token_id: f"<|reserved_token_{token_id}|>" for token_id in range(n_ranks, last)}
     for key, entry in named.items():
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not key.isdecimal() or not isinstance(content, str) or not content:
+        if not key.isdecimal() or not isinstance(content, str) or not content or not _is_unicode(content):
             raise SpecialTokenError(f"added_tokens_decoder[{key[:20]!r}]", wanted="an id and its content")
         token_id = int(key[:20])
         if token_id >= n_vocab:
@@ -127,6 +127,11 @@ def byte_letters() -> dict[int, str]:
         if byte not in letters:
             letters[byte] = chr(0x100 + len(letters) - len(visible))
     return letters
+
+
+def _is_unicode(value: str) -> bool:
+    """Whether a string has no lone surrogates, which JSON may hold and UTF-8 may not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _token_list(
@@ -195,9 +200,11 @@ def _role_keys(owner: Fields, name: str, key: str, n_vocab: int) -> list[Key]:
 
 def _chat_template(path: Path, settings: Mapping[str, Any], is_k3: bool) -> str | None:
     """The checkpoint's own template; Kimi-K3 ships none and gets the bundled one."""
-    if (path / TEMPLATE_NAME).exists():
-        return (path / TEMPLATE_NAME).read_text(encoding="utf-8")
     template = settings.get("chat_template")
+    if (path / TEMPLATE_NAME).exists():
+        template = (path / TEMPLATE_NAME).read_bytes().decode("utf-8", "surrogateescape")
     if isinstance(template, str):
+        if not _is_unicode(template):
+            raise VocabError("the chat template", found="bytes that are not UTF-8", wanted="text")
         return template
     return OWN_TEMPLATE.read_text(encoding="utf-8") if is_k3 else None
