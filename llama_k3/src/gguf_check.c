@@ -182,19 +182,28 @@ static int check_version(walk * w) {
     return status;
 }
 
-static int check_count(walk * w, const char * what, uint64_t limit, uint64_t min_size, uint64_t * out) {
-    enter_section(w, what);
-    int status = take_u64(w, out);
-    if (status) {
-        return status;
-    }
+static int check_count(walk * w, const char * what, uint64_t n, uint64_t limit, uint64_t min_size) {
     uint64_t holds = w->size / min_size;
     uint64_t most  = holds < limit ? holds : limit;
-    if (*out > most) {
+    if (n > most) {
         return k3_fail(w->e, LLAMA_K3_FILE_COUNT, "%s: %s: found %" PRIu64 ", wanted at most %" PRIu64 "%s", w->name,
-                       what, *out, most, holds < limit ? " in a file of this size" : "");
+                       what, n, most, holds < limit ? " in a file of this size" : "");
     }
     return LLAMA_K3_OK;
+}
+
+static int check_counts(walk * w, k3_gguf_layout * out) {
+    static const char tensors[] = "number of tensors", keys[] = "number of keys";
+    enter_section(w, tensors);
+    int status = take_u64(w, &out->n_tensors);
+    if (!status) {
+        enter_section(w, keys);
+        status = take_u64(w, &out->n_keys);
+    }
+    if (!status) {
+        status = check_count(w, tensors, out->n_tensors, K3_MAX_TENSORS, MIN_TENSOR_SIZE);
+    }
+    return status ? status : check_count(w, keys, out->n_keys, K3_MAX_KEYS, MIN_KEY_SIZE);
 }
 
 static int check_array(walk * w) {
@@ -214,12 +223,11 @@ static int check_array(walk * w) {
     if (status) {
         return status;
     }
-    uint64_t holds = w->size / (size ? size : sizeof(uint64_t));
-    uint64_t most  = holds < K3_MAX_ARRAY ? holds : K3_MAX_ARRAY;
-    if (n > most) {
-        return k3_fail(w->e, LLAMA_K3_FILE_COUNT,
-                       "%s: %s: elements of the array: found %" PRIu64 ", wanted at most %" PRIu64, w->name, w->section,
-                       n, most);
+    char what[sizeof(w->section) + 16];
+    snprintf(what, sizeof(what), "%s: elements", w->section);
+    status = check_count(w, what, n, K3_MAX_ARRAY, size ? size : sizeof(uint64_t));
+    if (status) {
+        return status;
     }
     if (size) {
         const unsigned char * at;
@@ -425,9 +433,7 @@ static int check_tables(walk * w, k3_gguf_layout * out) {
 int k3_gguf_check(const void * bytes, uint64_t size, const char * name, k3_gguf_layout * out, k3_error e) {
     walk w = {.bytes = bytes, .size = size, .name = name, .alignment = GGUF_DEFAULT_ALIGNMENT, .e = e};
     int status;
-    if ((status = check_magic(&w)) || (status = check_version(&w)) ||
-        (status = check_count(&w, "number of tensors", K3_MAX_TENSORS, MIN_TENSOR_SIZE, &out->n_tensors)) ||
-        (status = check_count(&w, "number of keys", K3_MAX_KEYS, MIN_KEY_SIZE, &out->n_keys))) {
+    if ((status = check_magic(&w)) || (status = check_version(&w)) || (status = check_counts(&w, out))) {
         return status;
     }
     return check_tables(&w, out);

@@ -124,8 +124,16 @@ static void check_rope_scaling(k3_meta_reader * r) {
 
 // head_count_kv has one entry for each layer: 0 marks a KDA layer.
 static void read_layer_kinds(k3_hparams * hp, k3_meta_reader * r) {
-    int64_t id;
-    uint64_t n = k3_meta_int_array(r, ".attention.head_count_kv", &id);
+    static const char key[] = ".attention.head_count_kv";
+    int64_t id              = k3_meta_find(r, key);
+    if (!r->status && id >= 0 && gguf_get_kv_type(r->gguf, id) != GGUF_TYPE_ARRAY) {
+        r->status = k3_fail(r->e, LLAMA_K3_MODEL_KEY_TYPE,
+                            "key %s%s: found one value, wanted an array of integers, one for each layer: 0 marks a KDA "
+                            "layer, 1 an MLA layer",
+                            r->prefix, key);
+        return;
+    }
+    uint64_t n = k3_meta_int_array(r, key, &id);
     if (r->status) {
         return;
     }

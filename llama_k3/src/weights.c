@@ -144,7 +144,7 @@ typedef struct binder {
     k3_tensor_index * index;
     dim_sizes sizes;
     char * base;      // k3_weights or k3_layer that the offsets refer to
-    char prefix[16];  // "" or "blk.N."
+    char prefix[24];  // "" or "blk.N."
     k3_error e;
 } binder;
 

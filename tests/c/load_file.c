@@ -1,8 +1,10 @@
 // load_file.c - loads files through the public interface, for tests/test_bad_files.py.
 //
-//   load_file FILE...                     one line for each: file, status name, message, milliseconds, peak KiB
-//   load_file --fuzz SEED COUNT FILE TMP  loads COUNT broken copies of FILE, written to TMP one after the other; one
-//                                         line for each status met: status name, times
+//   load_file FILE...
+//       one line for each: file, status name, message, milliseconds, peak KiB
+//   load_file --fuzz SEED COUNT HEADER FILE TMP
+//       loads COUNT broken copies of FILE, whose first HEADER bytes get most of the damage, written to TMP one after
+//       the other; one line for each status met: status name, times
 #include "llama_k3.h"
 
 #include <stdio.h>
@@ -98,7 +100,7 @@ static void overwrite(unsigned char * bytes, size_t size, size_t at, uint64_t va
     }
 }
 
-// One to four changes, most of them in the header, of which `header` is an upper bound. Returns the new size.
+// One to four changes, most of them in the header, which is `header` bytes long. Returns the new size.
 static size_t mutate(unsigned char * bytes, size_t size, size_t header, uint64_t * random) {
     static const uint64_t special[SPECIAL_VALUES] = {
         0, 1, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FFFFFFFFFFFFFFF, UINT64_MAX,
@@ -146,12 +148,13 @@ static bool write_all(const char * path, const unsigned char * bytes, size_t siz
 }
 
 // A failed load has to say why.
-static int fuzz(uint64_t seed, long count, const char * path, const char * scratch) {
+static int fuzz(uint64_t seed, long count, size_t header, const char * path, const char * scratch) {
     size_t size;
     unsigned char * valid = read_all(path, &size);
     unsigned char * bytes = valid ? malloc(size + 1) : NULL;
-    if (!bytes || size == 0) {
-        fprintf(stderr, "%s: cannot read\n", path);
+    if (!bytes || header == 0 || header > size) {
+        fprintf(stderr, "%s: cannot read, or no header of %zu bytes\n", path, header);
+        free(bytes);
         free(valid);
         return 1;
     }
@@ -161,7 +164,7 @@ static int fuzz(uint64_t seed, long count, const char * path, const char * scrat
     for (long i = 0; i < count && result == 0; i++) {
         char message[MESSAGE_SIZE];
         memcpy(bytes, valid, size);
-        size_t new_size = mutate(bytes, size, size / 2, &random);
+        size_t new_size = mutate(bytes, size, header, &random);
         int status      = write_all(scratch, bytes, new_size) ? load(scratch, message) : -1;
         if (status < 0 || status >= MAX_STATUS || (status != LLAMA_K3_OK && !message[0])) {
             fprintf(stderr, "mutation %ld: status %d, message \"%s\"\n", i, status, status < 0 ? "" : message);
@@ -181,11 +184,12 @@ static int fuzz(uint64_t seed, long count, const char * path, const char * scrat
 }
 
 int main(int argc, char ** argv) {
-    if (argc == 6 && strcmp(argv[1], "--fuzz") == 0) {
-        return fuzz(strtoull(argv[2], NULL, 10), strtol(argv[3], NULL, 10), argv[4], argv[5]);
+    if (argc == 7 && strcmp(argv[1], "--fuzz") == 0) {
+        return fuzz(strtoull(argv[2], NULL, 10), strtol(argv[3], NULL, 10), strtoull(argv[4], NULL, 10), argv[5],
+                    argv[6]);
     }
     if (argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "usage: load_file FILE... | load_file --fuzz SEED COUNT FILE TMP\n");
+        fprintf(stderr, "usage: load_file FILE... | load_file --fuzz SEED COUNT HEADER FILE TMP\n");
         return 2;
     }
     return load_files(argc - 1, argv + 1);
