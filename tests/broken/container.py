@@ -59,7 +59,7 @@ def truncated() -> Iterator[Case]:
         "tensor_name": (at["padding"] - len(last.encode(0)) + 12, "tensor"),
         "tensor_dims": (at["padding"] - 16, "tensor output_res_score.weight"),
         "tensor_type": (at["padding"] - 10, "tensor output_res_score.weight"),
-        "tensor_offset": (at["padding"] - 4, "tensor output_res_score.weight"),
+        "tensor_offset": (at["padding"] - 1, "tensor output_res_score.weight"),
         "padding": (at["padding"], "tensor data"),
         "data_start": (at["data"], "tensor data"),
         "data_middle": ((at["data"] + len(valid)) // 2, "tensor data"),
@@ -70,7 +70,13 @@ def truncated() -> Iterator[Case]:
 
 
 def headers() -> Iterator[Case]:
-    for name, magic in {"ggml": b"GGML", "lower": b"gguf", "zero": bytes(4), "elf": b"\x7fELF"}.items():
+    for name, magic in {
+        "ggml": b"GGML",
+        "lower": b"gguf",
+        "last": b"GGUX",
+        "zero": bytes(4),
+        "elf": b"\x7fELF",
+    }.items():
         yield single(f"magic_{name}", "FILE_MAGIC", "magic", k3_image().update(magic=magic))
     yield single("magic_safetensors", "FILE_MAGIC", "magic", u64(2) + b"{}")
     for version in (0, 1, 4, 3 << 24, 2**32 - 1):
@@ -158,7 +164,10 @@ def value_types() -> Iterator[Case]:
         )
     nested = u32(ARRAY) + u64(1) + u32(U32) + u64(1) + u32(7)
     yield single(
-        "value_type_nested_array", "FILE_VALUE_TYPE", "array", k3_image().insert(Key(b"odd", ARRAY, nested))
+        "value_type_nested_array",
+        "FILE_VALUE_TYPE",
+        "found 9 (array)",
+        k3_image().insert(Key(b"odd", ARRAY, nested)),
     )
 
 
@@ -267,6 +276,12 @@ def tensor_dims() -> Iterator[Case]:
         "FILE_SIZE",
         "less than 2^62 bytes",
         with_tensor(dims=[2**61], tensor_type=T_F64, size=0),
+    )
+    yield single(
+        "size_bytes_in_64_bits",
+        "FILE_SIZE",
+        "less than 2^62 bytes",
+        with_tensor(dims=[2**60], tensor_type=T_F64, size=0),
     )
     yield single("size_sum", "FILE_SIZE", "end of its data", two_exbibytes_twice())
     yield single("size_beyond_file", "FILE_TRUNCATED", "tensor data", one_large_tensor())
