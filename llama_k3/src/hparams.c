@@ -101,24 +101,27 @@ static void read_activation(k3_hparams * hp, k3_meta_reader * r) {
     }
 }
 
-// The shared key part is not rotated, so that no way of scaling a rotation can apply.
+// The shared key part is not rotated, so that no way of scaling a rotation can apply; `key` says that there is none.
+static bool is_no_scaling(const struct gguf_context * gguf, int64_t id, const char * key) {
+    switch (gguf_get_kv_type(gguf, id)) {
+        case GGUF_TYPE_STRING: return strcmp(key, "type") == 0 && strcmp(gguf_get_val_str(gguf, id), "none") == 0;
+        case GGUF_TYPE_FLOAT32: return strcmp(key, "factor") == 0 && gguf_get_val_f32(gguf, id) == 1.0f;
+        default: return false;
+    }
+}
+
 static void check_rope_scaling(k3_meta_reader * r) {
-    char prefix[64];
+    char prefix[64], type[32];
     int length = snprintf(prefix, sizeof(prefix), "%s.rope.scaling.", r->prefix);
     for (int64_t id = 0; id < gguf_get_n_kv(r->gguf) && !r->status; id++) {
         const char * key = gguf_get_key(r->gguf, id);
-        if (strncmp(key, prefix, (size_t) length) != 0) {
+        if (strncmp(key, prefix, (size_t) length) != 0 || is_no_scaling(r->gguf, id, key + length)) {
             continue;
         }
-        enum gguf_type type = gguf_get_kv_type(r->gguf, id);
-        bool is_none        = strcmp(key + length, "type") == 0 && type == GGUF_TYPE_STRING &&
-                       strcmp(gguf_get_val_str(r->gguf, id), "none") == 0;
-        bool is_one = strcmp(key + length, "factor") == 0 && type == GGUF_TYPE_FLOAT32 &&
-                      k3_meta_element(r->gguf, id, 0).f == 1.0;
-        if (!is_none && !is_one) {
-            r->status = k3_fail(r->e, LLAMA_K3_MODEL_KEY_VALUE, "key %.80s: found, wanted no scaling of the positions",
-                                key);
-        }
+        bool is_text = gguf_get_kv_type(r->gguf, id) == GGUF_TYPE_STRING;
+        r->status    = k3_fail(
+            r->e, LLAMA_K3_MODEL_KEY_VALUE, "key %.80s: found %.40s, wanted no scaling: positions are not rotated", key,
+            is_text ? gguf_get_val_str(r->gguf, id) : k3_meta_type_name(r->gguf, id, type, sizeof(type)));
     }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.broken.image import (
+    F32,
     F64,
     I64,
     STRING,
@@ -71,7 +72,9 @@ def good_cases() -> Iterator[Case]:
         "good_no_rope_scaling",
         "OK",
         "",
-        k3_image().set(key("kimi-k3.rope.scaling.type", STRING, "none")),
+        k3_image()
+        .set(key("kimi-k3.rope.scaling.type", STRING, "none"))
+        .set(key("kimi-k3.rope.scaling.factor", F32, 1.0)),
     )
     for tensor_type, name in ((T_F32, "f32"), (T_F16, "f16"), (T_BF16, "bf16")):
         yield single(
