@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .model import Model
     from .sampling import Sampler
 
+# A logit that is never drawn; the sampler refuses infinities.
+_NEVER = np.float32(-1e30)
+
 
 def generate_tokens(
     context: Context, tokens: Tokens, sampler: Sampler, banned: Collection[int] = (), seq: int = 0
@@ -28,7 +31,7 @@ def generate_tokens(
     pending = tokens
     while True:
         row = context.decode(pending, seq=seq)[0]
-        row[excluded] = -np.inf
+        row[excluded] = _NEVER
         token = sampler.sample(row)
         yield token
         pending = [token]

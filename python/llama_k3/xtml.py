@@ -76,7 +76,7 @@ def _control(marker: str) -> Segment:
     return Segment("control", marker)
 
 
-def _open(name: str, **attributes: object) -> list[Segment]:
+def _open(name: str, /, **attributes: object) -> list[Segment]:
     header = name
     for key, value in attributes.items():
         escaped = str(value).replace("&", "&amp;").replace('"', "&quot;")
@@ -92,7 +92,7 @@ def _text(text: str) -> list[Segment]:
     return [Segment("text", text)] if text else []
 
 
-def _whole_message(content: str, **attributes: object) -> list[Segment]:
+def _whole_message(content: str, /, **attributes: object) -> list[Segment]:
     return [*_open("message", **attributes), *_text(content), *_close("message"), _control(END_OF_MESSAGE)]
 
 

@@ -1,0 +1,1 @@
+"""Tests of python/llama_k3."""

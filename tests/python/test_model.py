@@ -1,0 +1,107 @@
+"""Model: description, metadata, life time and errors of loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from llama_k3.errors import FileMagicError, FileOpenError
+
+from llama_k3 import ArgumentError, ClosedError, Model
+
+
+def gguf_value(field: gguf.ReaderField) -> object:
+    """A field's value as the gguf package reads it."""
+    value = field.contents()
+    return [v.item() if isinstance(v, np.generic) else v for v in value] if isinstance(value, list) else value
+
+
+def test_description(model: Model, trained_checkpoint: Path) -> None:
+    config = json.loads((trained_checkpoint / "config.json").read_text())["text_config"]
+    assert model.architecture == model.info.architecture == "kimi-k3"
+    assert model.n_vocab == config["vocab_size"]
+    assert model.info.n_embd == config["hidden_size"]
+    assert model.info.n_expert == config["num_experts"]
+    assert model.info.n_ctx_train == config["max_position_embeddings"]
+    assert model.info.eos_id == config["eos_token_id"]
+    full_attention = config["linear_attn_config"]["full_attn_layers"]
+    wanted = ["mla" if layer + 1 in full_attention else "kda" for layer in range(config["num_hidden_layers"])]
+    assert model.layer_kinds == wanted
+
+
+def test_metadata_is_what_the_gguf_package_reads(model: Model, tiny_gguf: Path) -> None:
+    reader = gguf.GGUFReader(tiny_gguf)
+    wanted = {
+        name: gguf_value(field) for name, field in reader.fields.items() if not name.startswith("GGUF.")
+    }
+    assert set(model.metadata) == set(wanted)
+    assert len(model.metadata) == len(wanted)
+    for name, value in wanted.items():
+        found = model.metadata[name]
+        assert type(found) is type(value), name
+        assert found == value, name
+    with pytest.raises(KeyError):
+        model.metadata["no.such.key"]
+
+
+def test_kimi_linear(linear_gguf: Path) -> None:
+    with Model(linear_gguf, n_threads=1) as model:
+        assert model.architecture == "kimi-linear"
+        assert set(model.layer_kinds) == {"kda", "mla"}
+        assert model.tokenizer.special_id("<|im_end|>") in model.tokenizer.end_ids
+
+
+def test_load_progress_ends_at_one(tiny_gguf: Path) -> None:
+    seen: list[float] = []
+    with Model(tiny_gguf, progress=seen.append):
+        assert seen == sorted(seen)
+        assert seen[-1] == 1.0
+
+
+def test_an_exception_of_the_progress_function_stops_the_load(tiny_gguf: Path) -> None:
+    def stop(fraction: float) -> None:
+        raise ZeroDivisionError("stop here")
+
+    with pytest.raises(ZeroDivisionError, match="stop here"):
+        Model(tiny_gguf, progress=stop)
+
+
+def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(FileOpenError, match="missing.gguf"):
+        Model(tmp_path / "missing.gguf")
+    text = tmp_path / "text.gguf"
+    text.write_text("this is no model" * 100)
+    with pytest.raises(FileMagicError, match="text.gguf"):
+        Model(text)
+
+
+def test_use_after_close(tiny_gguf: Path) -> None:
+    model = Model(tiny_gguf, n_threads=1)
+    metadata = model.metadata
+    model.close()
+    model.close()
+    assert model.closed
+    for use in (lambda: model.layer_kinds, model.context, model.memory, lambda: metadata["general.name"]):
+        with pytest.raises(ClosedError, match="the model is closed"):
+            use()
+
+
+def test_a_context_outlives_its_model(tiny_gguf: Path) -> None:
+    with Model(tiny_gguf, n_threads=1) as model:
+        context = model.context(n_ctx=16)
+        wanted = model.context(n_ctx=16).decode([1, 2, 3])
+    assert np.array_equal(context.decode([1, 2, 3]), wanted)
+    context.close()
+
+
+@pytest.mark.parametrize("n_threads", [0, -1, 2.5, "2"])
+def test_thread_counts_out_of_range(tiny_gguf: Path, n_threads: Any) -> None:
+    with (
+        Model(tiny_gguf, n_threads=n_threads) as model,
+        pytest.raises(ArgumentError, match="n_threads: found"),
+    ):
+        model.context()
