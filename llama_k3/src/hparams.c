@@ -110,18 +110,25 @@ static bool is_no_scaling(const struct gguf_context * gguf, int64_t id, const ch
     }
 }
 
+// The value of a string or float, else the type.
+static const char * describe(const struct gguf_context * gguf, int64_t id, char buffer[32]) {
+    switch (gguf_get_kv_type(gguf, id)) {
+        case GGUF_TYPE_STRING: return gguf_get_val_str(gguf, id);
+        case GGUF_TYPE_FLOAT32: snprintf(buffer, 32, "%g", (double) gguf_get_val_f32(gguf, id)); return buffer;
+        default: return k3_meta_type_name(gguf, id, buffer, 32);
+    }
+}
+
 static void check_rope_scaling(k3_meta_reader * r) {
-    char prefix[64], type[32];
+    char prefix[64], found[32];
     int length = snprintf(prefix, sizeof(prefix), "%s.rope.scaling.", r->prefix);
     for (int64_t id = 0; id < gguf_get_n_kv(r->gguf) && !r->status; id++) {
         const char * key = gguf_get_key(r->gguf, id);
-        if (strncmp(key, prefix, (size_t) length) != 0 || is_no_scaling(r->gguf, id, key + length)) {
-            continue;
+        if (strncmp(key, prefix, (size_t) length) == 0 && !is_no_scaling(r->gguf, id, key + length)) {
+            r->status = k3_fail(r->e, LLAMA_K3_MODEL_KEY_VALUE,
+                                "key %.80s: found %.40s, wanted no scaling: positions are not rotated", key,
+                                describe(r->gguf, id, found));
         }
-        bool is_text = gguf_get_kv_type(r->gguf, id) == GGUF_TYPE_STRING;
-        r->status    = k3_fail(
-            r->e, LLAMA_K3_MODEL_KEY_VALUE, "key %.80s: found %.40s, wanted no scaling: positions are not rotated", key,
-            is_text ? gguf_get_val_str(r->gguf, id) : k3_meta_type_name(r->gguf, id, type, sizeof(type)));
     }
 }
 
