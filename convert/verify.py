@@ -226,7 +226,8 @@ class _Comparison:
         view: Any = written.view(np.float32) if self.tensor.type == Type.F32 else written
         found: Floats = gguf.quants.dequantize(view.reshape(wanted.shape[0], -1), self.tensor.type)
         allowed = rounding(wanted, self.tensor.type) + relative * np.abs(wanted)
-        wrong = ~(np.abs(found - wanted) <= allowed)
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(found - wanted) <= allowed)
         if not wrong.any():
             return None
         at = tuple(np.argwhere(wrong)[0])
@@ -247,7 +248,10 @@ def rounding(values: Wide, qtype: Type) -> Wide:
     if qtype == Type.Q8_0:
         # Half a step of largest / 127, and the scale's own rounding to F16 times up to 127.
         allowed = largest * (0.5 / 127 + 2.0**-11) * (1 + 2.0**-10) + 127 * 2.0**-25
-    else:
-        # MXFP4: magnitudes from 6 to below 8 scales become 6; the scale is the power of two of largest / 4.
-        allowed = 2.0 * np.exp2(np.floor(np.log2(np.maximum(largest, 2.0**-125))) - 2)
-    return np.repeat(allowed, mxfp4.BLOCK, axis=-1)
+        return np.repeat(allowed, mxfp4.BLOCK, axis=-1)
+    # MXFP4: the scale is the power of two of largest / 4; codes are 0.5, 1 or 2 scales apart, and magnitudes
+    # from 6 to below 8 scales become 6.
+    scale = np.exp2(np.floor(np.log2(np.maximum(largest, 2.0**-125))) - 2)
+    scale = np.repeat(scale, mxfp4.BLOCK, axis=-1)
+    units = magnitude / scale
+    return scale * np.select([units <= 2, units <= 4, units <= 6], [0.25, 0.5, 1.0], units - 6)

@@ -107,16 +107,25 @@ def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[str]:
     letters = byte_letters()
     merges = []
     for token, rank in ranks.items():
-        parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            joined = [ranks.get(left + right, rank) for left, right in zip(parts, parts[1:], strict=False)]
-            best = min(range(len(joined)), key=joined.__getitem__)
-            if joined[best] >= rank:
-                break
-            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        parts = _last_parts(token, rank, ranks)
         if len(parts) == 2:
             merges.append(" ".join(part.decode("latin-1").translate(letters) for part in parts))
     return merges
+
+
+def _last_parts(token: bytes, rank: int, ranks: Mapping[bytes, int]) -> list[bytes]:
+    """The parts of `token` after all merges that rank below it; two for a token that a merge makes."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    pairs = [ranks.get(token[i : i + 2], rank) for i in range(len(token) - 1)]
+    while len(parts) > 2 and (lowest := min(pairs)) < rank:
+        at = pairs.index(lowest)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del pairs[at]
+        if at < len(pairs):
+            pairs[at] = ranks.get(parts[at] + parts[at + 1], rank)
+        if at > 0:
+            pairs[at - 1] = ranks.get(parts[at - 1] + parts[at], rank)
+    return parts
 
 
 def byte_letters() -> dict[int, str]:
