@@ -2,9 +2,9 @@
 
     python scripts/run_mutants.py [NAME ...]
 
-Builds the package with -DLLAMA_K3_MUTANTS=ON into build/mutants, runs the runtime tests once without a fault (they
-must pass) and once per planted fault (they must fail), and prints which test caught it. Exit status 1 when a fault
-goes unnoticed.
+Builds the package with -DLLAMA_K3_MUTANTS=ON into build/mutants, runs the runtime tests once without a fault
+(they must pass) and once per planted fault (they must fail), and prints which test caught it. Exit status 1
+when a fault goes unnoticed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,16 @@ def build(site: Path) -> None:
     """Install the package with the faults compiled in, beside a link to the installed libggml."""
     import libggml
 
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--upgrade",
+    ]
     options = ["-Ccmake.define.LLAMA_K3_MUTANTS=ON", "-Cbuild-dir=build/mutants-cmake"]
     subprocess.run([*command, *options, "--target", str(site), str(ROOT)], check=True)
     link = site / "libggml"
@@ -64,7 +73,9 @@ def first_failure(site: Path, mutant: str | None) -> str | None:
         return None
     failed = re.search(r"^FAILED (.+?)(?: - |$)", result.stdout, re.MULTILINE)
     if result.returncode != 1 or failed is None:
-        raise RuntimeError(f"{mutant or 'no fault'}: the tests did not run:\n{result.stdout}\n{result.stderr}")
+        raise RuntimeError(
+            f"{mutant or 'no fault'}: the tests did not run:\n{result.stdout}\n{result.stderr}"
+        )
     return failed[1]
 
 
@@ -76,15 +87,21 @@ def run(site: Path, names: list[str]) -> list[str]:
     unnoticed = []
     for name in names:
         failure = first_failure(site, name)
-        print(f"{name:24} {MUTANTS[name]:56} {'caught by ' + failure if failure else 'NOT NOTICED'}", flush=True)
+        print(
+            f"{name:24} {MUTANTS[name]:56} {'caught by ' + failure if failure else 'NOT NOTICED'}", flush=True
+        )
         if failure is None:
             unnoticed.append(name)
     return unnoticed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"faults to plant: {', '.join(MUTANTS)} (all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"faults to plant: {', '.join(MUTANTS)} (all)"
+    )
     names = parser.parse_args(arguments).names or list(MUTANTS)
     unknown = sorted(set(names) - set(MUTANTS))
     if unknown:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scripts.make_tiny_checkpoint import write_checkpoint
+from tests.native import build_sanitized
 
 TESTS = Path(__file__).parent
 
@@ -38,3 +39,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFacto
 def trained_checkpoint() -> Path:
     """The small trained Kimi-K3 that the repository ships, in the HF format with MXFP4 experts."""
     return TESTS / "data" / "tiny-k3"
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> Path:
+    """Folder of the C test programs, built with sanitizers."""
+    return build_sanitized()

@@ -21,17 +21,10 @@ from gguf import GGUFReader
 
 from tests.bad_files import Case, write_folder
 from tests.broken.tiny import k3_image
+from tests.native import ROOT, run
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("load_file", "check_hash", "check_model")
 MAX_MS, MAX_KIB = 1000.0, 100 * 1000
 FUZZ_COUNT = 10_000
-
-# Freed memory is kept aside to find late uses; a small share of it, so that the peak is the library's own.
-SANITIZER_OPTIONS = {
-    "ASAN_OPTIONS": "quarantine_size_mb=4:detect_leaks=1:abort_on_error=0",
-    "UBSAN_OPTIONS": "print_stacktrace=1",
-}
 
 
 class Folder(NamedTuple):
@@ -45,23 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return Folder(path, write_folder(path))
 
 
-@pytest.fixture(scope="module")
-def sanitized() -> Path:
-    """The test programs of the sanitizer build in build/asan, which is made or brought up to date here."""
-    build = ROOT / "build" / "asan"
-    options = ["-DLLAMA_K3_BUILD_TESTS=ON", "-DLLAMA_K3_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Debug"]
-    python = f"-DPython3_EXECUTABLE={sys.executable}"
-    for command in (
-        ["cmake", "-S", str(ROOT), "-B", str(build), *options, python],
-        ["cmake", "--build", str(build), "-j2", "--target", *PROGRAMS],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    programs = build / "tests" / "c"
-    assert b"__asan_init" in (programs / "load_file").read_bytes(), "load_file was built without sanitizers"
-    return programs
-
-
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:
     """A folder for a file that is rewritten thousands of times: in memory where there is such a place."""
@@ -71,20 +47,6 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
-
-
-def run(program: Path, *arguments: str | Path, cwd: Path | None = None, timeout: float = 300) -> str:
-    """Standard output of a test program; its failure and any sanitizer report fail the test."""
-    done = subprocess.run(
-        [program, *arguments],
-        cwd=cwd,
-        env={**os.environ, **SANITIZER_OPTIONS},
-        capture_output=True,
-        timeout=timeout,
-    )
-    errors = done.stderr.decode(errors="replace")
-    assert done.returncode == 0 and not errors, f"{program.name}: exit {done.returncode}\n{errors[-4000:]}"
-    return done.stdout.decode(errors="replace")
 
 
 def test_every_status_of_files_has_a_case(folder: Folder) -> None:

@@ -8,8 +8,12 @@ from scripts import run_mutants
 
 
 def test_every_fault_in_the_sources_is_listed() -> None:
-    sources = [path for folder in ("ggml_k3", "llama_k3") for path in (run_mutants.ROOT / folder).rglob("*.c")]
-    planted = {name for path in sources for name in re.findall(r'GGML_K3_MUTANT\("([^"]+)"\)', path.read_text())}
+    sources = [
+        path for folder in ("ggml_k3", "llama_k3") for path in (run_mutants.ROOT / folder).rglob("*.c")
+    ]
+    planted = {
+        name for path in sources for name in re.findall(r'GGML_K3_MUTANT\("([^"]+)"\)', path.read_text())
+    }
     assert planted == set(run_mutants.MUTANTS)
 
 

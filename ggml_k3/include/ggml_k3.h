@@ -20,8 +20,8 @@ enum ggml_k3_form { GGML_K3_STOCK = 0, GGML_K3_REFERENCE = 1 };
 // the nodes that read it.
 struct ggml_k3_builder {
     struct ggml_context * ctx;
-    struct ggml_cgraph *  graph;
-    enum ggml_k3_form     form;
+    struct ggml_cgraph * graph;
+    enum ggml_k3_form form;
 };
 
 // A run of tokens of one sequence inside the micro-batch.
@@ -45,7 +45,7 @@ struct ggml_tensor * ggml_k3_matmul_id(struct ggml_k3_builder * b, struct ggml_t
 // SiTU:   beta tanh(g / beta) sigmoid(g) * linear_beta tanh(u / linear_beta); linear_beta <= 0 leaves u as it is
 // SwiGLU: g sigmoid(g) * u
 struct ggml_k3_glu_params {
-    bool  situ;
+    bool situ;
     float beta, linear_beta;
 };
 // gate, up: same shape, contiguous
@@ -60,9 +60,9 @@ struct ggml_tensor * ggml_k3_attn_res(struct ggml_k3_builder * b, struct ggml_te
 
 // ---- router ----------------------------------------------------------------------------------------------
 struct ggml_k3_router_params {
-    int        n_used;
-    bool       normalise;   // divide the weights by their sum + 1e-20
-    float      scale;
+    int n_used;
+    bool normalise;  // divide the weights by their sum + 1e-20
+    float scale;
     uint64_t * n_distinct;  // receives the number of distinct experts chosen in the micro-batch; may be NULL
 };
 // logits: [E, T] F32;  bias: [E], used for the selection only
@@ -74,7 +74,7 @@ void ggml_k3_router(struct ggml_k3_builder * b, const struct ggml_k3_router_para
 // sum_s weights[s, t] * W_down[e] glu(W_gate[e] x, W_up[e] x), e = ids[s, t], summed in slot order
 // gate, up: [W, F, E];  down: [F, W, E];  x: [W, T];  result: [W, T]
 struct ggml_k3_experts_weights {
-    struct ggml_tensor * gate, * up, * down;
+    struct ggml_tensor *gate, *up, *down;
 };
 struct ggml_tensor * ggml_k3_experts(struct ggml_k3_builder * b, const struct ggml_k3_experts_weights * w,
                                      const struct ggml_k3_glu_params * glu, struct ggml_tensor * x,
@@ -85,9 +85,9 @@ struct ggml_tensor * ggml_k3_experts(struct ggml_k3_builder * b, const struct gg
 //   S <- diag(exp(g)) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = S^T q / sqrt(dim)
 struct ggml_k3_kda_params {
     int64_t n_head, dim, conv_width;
-    bool    gate_bounded;  // g = gate_lower_bound sigmoid(-a z), else g = a softplus(z)
-    float   gate_lower_bound;
-    float   l2_eps;
+    bool gate_bounded;  // g = gate_lower_bound sigmoid(-a z), else g = a softplus(z)
+    float gate_lower_bound;
+    float l2_eps;
     struct ggml_tensor * conv[3];  // q, k, v: [conv_width, 1, D] F32
     struct ggml_tensor * a;        // n_head values, -exp(A_log)
     struct ggml_tensor * dt_bias;  // [D]
@@ -100,8 +100,8 @@ struct ggml_k3_kda_input {
 };
 // Memory of one segment's sequence; read from `in`, written to `out`, which must not overlap.
 struct ggml_k3_kda_state {
-    struct ggml_tensor * state_in, * state_out;    // [dim keys, dim values, n_head] F32, keys contiguous
-    struct ggml_tensor * window_in, * window_out;  // [conv_width - 1, D, 3] F32, time contiguous, oldest first
+    struct ggml_tensor *state_in, *state_out;    // [dim keys, dim values, n_head] F32, keys contiguous
+    struct ggml_tensor *window_in, *window_out;  // [conv_width - 1, D, 3] F32, time contiguous, oldest first
 };
 // result: [D, T], before the head norm
 struct ggml_tensor * ggml_k3_kda(struct ggml_k3_builder * b, const struct ggml_k3_kda_params * p,

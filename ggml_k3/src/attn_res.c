@@ -16,14 +16,14 @@ struct ggml_tensor * ggml_k3_attn_res(struct ggml_k3_builder * b, struct ggml_te
     struct ggml_tensor * scores = NULL;  // [sources, T]
     for (int i = 0; i <= n_bank; i++) {
         struct ggml_tensor * s = source_score(b->ctx, i < n_bank ? bank[i] : current, score, eps);
-        scores = scores ? ggml_concat(b->ctx, scores, s, 0) : s;
+        scores                 = scores ? ggml_concat(b->ctx, scores, s, 0) : s;
     }
-    struct ggml_tensor * p = ggml_soft_max(b->ctx, scores);
+    struct ggml_tensor * p   = ggml_soft_max(b->ctx, scores);
     struct ggml_tensor * mix = NULL;
     for (int i = 0; i <= n_bank; i++) {
         struct ggml_tensor * weight = ggml_view_2d(b->ctx, p, 1, p->ne[1], p->nb[1], (size_t) i * p->nb[0]);
-        struct ggml_tensor * part = ggml_mul(b->ctx, i < n_bank ? bank[i] : current, weight);
-        mix = mix ? ggml_add(b->ctx, mix, part) : part;
+        struct ggml_tensor * part   = ggml_mul(b->ctx, i < n_bank ? bank[i] : current, weight);
+        mix                         = mix ? ggml_add(b->ctx, mix, part) : part;
     }
     return mix;
 }

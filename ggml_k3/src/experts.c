@@ -10,11 +10,11 @@ struct ggml_tensor * ggml_k3_experts(struct ggml_k3_builder * b, const struct gg
     struct ggml_tensor * up   = ggml_k3_matmul_id(b, w->up, x3, ids);
     struct ggml_tensor * y    = ggml_k3_matmul_id(b, w->down, ggml_k3_glu(b, glu, gate, up), ids);
 
-    y = ggml_mul(b->ctx, y, ggml_reshape_3d(b->ctx, weights, 1, n_used, n_tokens));
+    y                        = ggml_mul(b->ctx, y, ggml_reshape_3d(b->ctx, weights, 1, n_used, n_tokens));
     struct ggml_tensor * sum = NULL;
     for (int64_t slot = 0; slot < n_used; slot++) {
         struct ggml_tensor * part = ggml_view_2d(b->ctx, y, y->ne[0], n_tokens, y->nb[2], (size_t) slot * y->nb[1]);
-        sum = sum ? ggml_add(b->ctx, sum, part) : part;
+        sum                       = sum ? ggml_add(b->ctx, sum, part) : part;
     }
     return n_used == 1 ? ggml_cont(b->ctx, sum) : sum;
 }

@@ -7,7 +7,8 @@
 #include <math.h>
 
 // Columns [first, first + n) of a contiguous [rows, T] tensor.
-static struct ggml_tensor * columns(struct ggml_context * ctx, struct ggml_tensor * x, const struct ggml_k3_segment * s) {
+static struct ggml_tensor * columns(struct ggml_context * ctx, struct ggml_tensor * x,
+                                    const struct ggml_k3_segment * s) {
     return ggml_view_2d(ctx, x, x->ne[0], s->n, x->nb[1], (size_t) s->first * x->nb[1]);
 }
 
@@ -16,11 +17,11 @@ static struct ggml_tensor * decay(struct ggml_context * ctx, const struct ggml_k
                                   struct ggml_tensor * z) {
     const int64_t n_tokens = z->ne[1];
     struct ggml_tensor * a = ggml_reshape_2d(ctx, p->a, 1, p->n_head);
-    z = ggml_reshape_3d(ctx, ggml_add(ctx, z, p->dt_bias), p->dim, p->n_head, n_tokens);
+    z                      = ggml_reshape_3d(ctx, ggml_add(ctx, z, p->dt_bias), p->dim, p->n_head, n_tokens);
     struct ggml_tensor * g;
     if (p->gate_bounded && !GGML_K3_MUTANT("softplus-gate")) {
         struct ggml_tensor * minus_az = ggml_neg(ctx, ggml_mul(ctx, z, a));
-        g = ggml_scale(ctx, ggml_sigmoid(ctx, minus_az), p->gate_lower_bound);
+        g                             = ggml_scale(ctx, ggml_sigmoid(ctx, minus_az), p->gate_lower_bound);
     } else {
         g = ggml_mul(ctx, ggml_softplus(ctx, z), a);
     }
@@ -40,7 +41,7 @@ static struct ggml_tensor * convolve(struct ggml_k3_builder * b, const struct gg
                                                (size_t) n * series->nb[0]);
     ggml_build_forward_expand(b->graph, ggml_cpy(b->ctx, newest, after));
     struct ggml_tensor * taps = ggml_reshape_2d(b->ctx, p->conv[i], p->conv_width, channels);
-    series = ggml_reshape_3d(b->ctx, series, past + n, channels, 1);
+    series                    = ggml_reshape_3d(b->ctx, series, past + n, channels, 1);
     return ggml_silu(b->ctx, ggml_reshape_2d(b->ctx, ggml_ssm_conv(b->ctx, series, taps), channels, n));
 }
 
@@ -66,7 +67,7 @@ static struct ggml_tensor * segment(struct ggml_k3_builder * b, const struct ggm
                                     struct ggml_tensor * beta, const struct ggml_k3_segment * s,
                                     const struct ggml_k3_kda_state * state) {
     struct ggml_context * ctx = b->ctx;
-    struct ggml_tensor *  x[3];
+    struct ggml_tensor * x[3];
     for (int i = 0; i < 3; i++) {
         x[i] = convolve(b, p, i, columns(ctx, in->qkv[i], s), state);
     }
@@ -78,13 +79,12 @@ static struct ggml_tensor * segment(struct ggml_k3_builder * b, const struct ggm
     if (GGML_K3_MUTANT("swap-state-axes")) {
         before = ggml_cont(ctx, ggml_permute(ctx, before, 1, 0, 2, 3));
     }
-    const int64_t        channels = p->dim * p->n_head;
-    struct ggml_tensor * packed   = ggml_gated_delta_net(
+    const int64_t channels      = p->dim * p->n_head;
+    struct ggml_tensor * packed = ggml_gated_delta_net(
         ctx, l2_norm(ctx, p, x[0]), l2_norm(ctx, p, x[1]), ggml_reshape_3d(ctx, x[2], p->dim, p->n_head, s->n),
         ggml_reshape_3d(ctx, g, p->dim, p->n_head, s->n),
         ggml_reshape_3d(ctx, columns(ctx, beta, s), 1, p->n_head, s->n), before, 1);
-    struct ggml_tensor * after = ggml_view_3d(ctx, packed, p->dim, p->dim, p->n_head,
-                                              (size_t) p->dim * sizeof(float),
+    struct ggml_tensor * after = ggml_view_3d(ctx, packed, p->dim, p->dim, p->n_head, (size_t) p->dim * sizeof(float),
                                               (size_t) (p->dim * p->dim) * sizeof(float),
                                               (size_t) (channels * s->n) * sizeof(float));
     ggml_build_forward_expand(b->graph, ggml_cpy(ctx, after, state->state_out));
@@ -99,7 +99,7 @@ struct ggml_tensor * ggml_k3_kda(struct ggml_k3_builder * b, const struct ggml_k
     struct ggml_tensor * out  = NULL;
     for (int i = 0; i < n_segments; i++) {
         struct ggml_tensor * o = segment(b, p, in, g, beta, &segments[i], &states[i]);
-        out = out ? ggml_concat(b->ctx, out, o, 1) : o;
+        out                    = out ? ggml_concat(b->ctx, out, o, 1) : o;
     }
     return out;
 }

@@ -18,8 +18,8 @@ static void unpack(enum ggml_type type, const char * row, int64_t first, int64_t
     if (type == GGML_TYPE_MXFP4 && GGML_K3_MUTANT("swap-nibbles")) {
         for (int64_t i = 0; i + 1 < n; i += 2) {
             const float even = out[i];
-            out[i] = out[i + 1];
-            out[i + 1] = even;
+            out[i]           = out[i + 1];
+            out[i + 1]       = even;
         }
     }
 }
@@ -27,8 +27,8 @@ static void unpack(enum ggml_type type, const char * row, int64_t first, int64_t
 // y[t] = dot(weight row, x_t) for up to TOKEN_TILE tokens
 static void dot_tile(enum ggml_type type, const char * row, int64_t n, const float * const * x, float ** y,
                      int n_tokens) {
-    double sum[TOKEN_TILE] = { 0 };
-    float  piece[BLOCK];
+    double sum[TOKEN_TILE] = {0};
+    float piece[BLOCK];
     for (int64_t first = 0; first < n; first += BLOCK) {
         const int64_t size = n - first < BLOCK ? n - first : BLOCK;
         unpack(type, row, first, size, piece);
@@ -50,14 +50,14 @@ static void * at(const struct ggml_tensor * t, int64_t i0, int64_t i1, int64_t i
 // Weight rows are dealt to the threads round robin.
 static void matmul_reference(struct ggml_tensor * dst, int ith, int nth, void * user) {
     (void) user;
-    const struct ggml_tensor * w = dst->src[0], * x = dst->src[1];
+    const struct ggml_tensor *w = dst->src[0], *x = dst->src[1];
     const int64_t n_rows = w->ne[1], n_tokens = x->ne[1];
     for (int64_t batch = 0; batch < x->ne[2]; batch++) {
         for (int64_t row = ith; row < n_rows; row += nth) {
             for (int64_t first = 0; first < n_tokens; first += TOKEN_TILE) {
                 const float * xs[TOKEN_TILE];
-                float *       ys[TOKEN_TILE];
-                int           n = 0;
+                float * ys[TOKEN_TILE];
+                int n = 0;
                 for (; n < TOKEN_TILE && first + n < n_tokens; n++) {
                     xs[n] = at(x, 0, first + n, batch);
                     ys[n] = at(dst, row, first + n, batch);
@@ -70,7 +70,7 @@ static void matmul_reference(struct ggml_tensor * dst, int ith, int nth, void * 
 
 static void matmul_id_reference(struct ggml_tensor * dst, int ith, int nth, void * user) {
     (void) user;
-    const struct ggml_tensor * w = dst->src[0], * x = dst->src[1], * ids = dst->src[2];
+    const struct ggml_tensor *w = dst->src[0], *x = dst->src[1], *ids = dst->src[2];
     for (int64_t token = 0; token < ids->ne[1]; token++) {
         for (int64_t slot = 0; slot < ids->ne[0]; slot++) {
             const int32_t expert = *(const int32_t *) at(ids, slot, token, 0);
@@ -87,7 +87,7 @@ struct ggml_tensor * ggml_k3_matmul(struct ggml_k3_builder * b, struct ggml_tens
     if (b->form == GGML_K3_STOCK) {
         return ggml_mul_mat(b->ctx, w, x);
     }
-    struct ggml_tensor * args[] = { w, x };
+    struct ggml_tensor * args[] = {w, x};
     return ggml_custom_4d(b->ctx, GGML_TYPE_F32, w->ne[1], x->ne[1], x->ne[2], 1, args, 2, matmul_reference,
                           GGML_N_TASKS_MAX, NULL);
 }
@@ -97,7 +97,7 @@ struct ggml_tensor * ggml_k3_matmul_id(struct ggml_k3_builder * b, struct ggml_t
     if (b->form == GGML_K3_STOCK) {
         return ggml_mul_mat_id(b->ctx, w, x, ids);
     }
-    struct ggml_tensor * args[] = { w, x, ids };
+    struct ggml_tensor * args[] = {w, x, ids};
     return ggml_custom_4d(b->ctx, GGML_TYPE_F32, w->ne[1], ids->ne[0], ids->ne[1], 1, args, 3, matmul_id_reference,
                           GGML_N_TASKS_MAX, NULL);
 }

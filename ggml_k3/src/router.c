@@ -31,7 +31,7 @@ static void select_op(struct ggml_tensor * dst, int ith, int nth, void * user) {
         return;
     }
     const struct ggml_tensor * scores = dst->src[0];
-    uint64_t                   chosen[MAX_EXPERTS / 64] = { 0 };
+    uint64_t chosen[MAX_EXPERTS / 64] = {0};
     for (int64_t token = 0; token < dst->ne[1]; token++) {
         int32_t * ids = (int32_t *) ((char *) dst->data + (size_t) token * dst->nb[1]);
         select_top((const float *) ((const char *) scores->data + (size_t) token * scores->nb[1]), scores->ne[0], ids,
@@ -64,11 +64,11 @@ void ggml_k3_router(struct ggml_k3_builder * b, const struct ggml_k3_router_para
 
     struct ggml_tensor * source = GGML_K3_MUTANT("biased-router") ? scores : probs;
     struct ggml_tensor * rows   = ggml_reshape_3d(b->ctx, source, 1, n_expert, n_tokens);
-    struct ggml_tensor * w = ggml_reshape_2d(b->ctx, ggml_get_rows(b->ctx, rows, *ids), p->n_used, n_tokens);
+    struct ggml_tensor * w      = ggml_reshape_2d(b->ctx, ggml_get_rows(b->ctx, rows, *ids), p->n_used, n_tokens);
     if (p->normalise) {
         // the reference adds 1e-20 to the sum; a lower clamp gives the same quotient and needs no constant tensor
         struct ggml_tensor * sum = ggml_clamp(b->ctx, ggml_sum_rows(b->ctx, w), 1e-20f, INFINITY);
-        w = ggml_div(b->ctx, w, sum);
+        w                        = ggml_div(b->ctx, w, sum);
     }
     *weights = p->scale == 1.0f ? w : ggml_scale(b->ctx, w, p->scale);
 }

@@ -30,7 +30,7 @@ static void create_tensors(k3_cache * c) {
 // Sizes of both mappings, checked.
 static bool sizes(k3_cache * c) {
     const uint64_t n_seq = c->n_seq;
-    uint64_t       rows, layer, recurrent;
+    uint64_t rows, layer, recurrent;
     bool ok = k3_mul_u64(c->row_bytes, c->n_ctx, &rows) && k3_mul_u64(rows, n_seq, &rows) && rows < UINT64_MAX / 2 &&
               k3_mul_u64(padded(rows), (uint64_t) c->n_mla, &c->memory_size[ROWS]) &&
               k3_mul_u64(padded(c->state_bytes), 2 * n_seq, &recurrent) &&
@@ -85,8 +85,8 @@ static int place_tensors(k3_cache * c, k3_error e) {
 
 int k3_cache_init(k3_cache * c, const k3_hparams * hp, uint32_t n_ctx, uint32_t n_seq, enum ggml_type row_type,
                   uint64_t checkpoint_budget, k3_error e) {
-    *c = (k3_cache) { .hp = hp, .n_ctx = n_ctx, .n_seq = n_seq, .row_type = row_type,
-                      .checkpoint_budget = checkpoint_budget };
+    *c = (k3_cache) {
+        .hp = hp, .n_ctx = n_ctx, .n_seq = n_seq, .row_type = row_type, .checkpoint_budget = checkpoint_budget};
     const int64_t block = ggml_blck_size(row_type);
     if (k3_row_width(hp) % block != 0 || hp->kv_lora % block != 0) {
         return k3_fail(e, LLAMA_K3_ARGUMENT, "cache type %s: row of %lld + %d values found, multiples of %lld wanted",
@@ -103,10 +103,10 @@ int k3_cache_init(k3_cache * c, const k3_hparams * hp, uint32_t n_ctx, uint32_t 
         return k3_fail(e, LLAMA_K3_ARGUMENT, "cache: n_ctx %u times n_seq_max %u does not fit an address space", n_ctx,
                        n_seq);
     }
-    const struct ggml_init_params params = {
-        .mem_size = ggml_tensor_overhead() * (size_t) (2 * hp->n_layer + 1), .no_alloc = true };
-    c->tensors = ggml_init(params);
-    c->seq     = calloc(n_seq, sizeof(*c->seq));
+    const struct ggml_init_params params = {.mem_size = ggml_tensor_overhead() * (size_t) (2 * hp->n_layer + 1),
+                                            .no_alloc = true};
+    c->tensors                           = ggml_init(params);
+    c->seq                               = calloc(n_seq, sizeof(*c->seq));
     if (!c->tensors || !c->seq) {
         return k3_fail(e, LLAMA_K3_MEMORY, "cache: no memory for %u sequences", n_seq);
     }
@@ -142,7 +142,7 @@ void k3_cache_free(k3_cache * c) {
         }
     }
     ggml_free(c->tensors);
-    *c = (k3_cache) { 0 };
+    *c = (k3_cache) {0};
 }
 
 uint64_t k3_cache_recurrent_bytes(const k3_cache * c) {
@@ -224,7 +224,7 @@ void k3_cache_clear(k3_cache * c, int32_t seq) {
 }
 
 int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
-    k3_sequence * from = &c->seq[src], * to = &c->seq[dst];
+    k3_sequence *from = &c->seq[src], *to = &c->seq[dst];
     int status = k3_cache_reserve_tokens(c, dst, from->position, e);
     if (status) {
         return status;
@@ -247,7 +247,8 @@ int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
         if (c->latent[i]) {
             memcpy(k3_cache_rows(c, i, dst), k3_cache_rows(c, i, src), (size_t) from->position * c->row_bytes);
         } else {
-            memcpy(half(c, c->state[i], dst, c->state_bytes), half(c, c->state[i], src, c->state_bytes), c->state_bytes);
+            memcpy(half(c, c->state[i], dst, c->state_bytes), half(c, c->state[i], src, c->state_bytes),
+                   c->state_bytes);
             memcpy(half(c, c->window[i], dst, c->window_bytes), half(c, c->window[i], src, c->window_bytes),
                    c->window_bytes);
         }
@@ -258,7 +259,7 @@ int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
 // Drops the context's oldest checkpoint; false when there is none.
 static bool drop_oldest(k3_cache * c) {
     k3_sequence * owner = NULL;
-    uint32_t      index = 0;
+    uint32_t index      = 0;
     for (uint32_t i = 0; i < c->n_seq; i++) {
         for (uint32_t j = 0; j < c->seq[i].n_checkpoints; j++) {
             if (!owner || c->seq[i].checkpoints[j]->serial < owner->checkpoints[index]->serial) {
@@ -280,8 +281,8 @@ static bool drop_oldest(k3_cache * c) {
 // An empty checkpoint behind those of the sequence; *out is NULL when the budget is too small for it.
 static int checkpoint_new(k3_cache * c, int32_t seq, int64_t position, k3_checkpoint ** out, k3_error e) {
     const uint64_t size = k3_cache_recurrent_bytes(c);
-    k3_sequence *  s    = &c->seq[seq];
-    *out = NULL;
+    k3_sequence * s     = &c->seq[seq];
+    *out                = NULL;
     if (size > c->checkpoint_budget) {
         k3_log(LLAMA_K3_LOG_DEBUG, "no snapshot: %llu bytes wanted, budget %llu", (unsigned long long) size,
                (unsigned long long) c->checkpoint_budget);
@@ -304,7 +305,7 @@ static int checkpoint_new(k3_cache * c, int32_t seq, int64_t position, k3_checkp
     p->size       = size;
     c->checkpoint_bytes += size;
     s->checkpoints[s->n_checkpoints++] = p;
-    *out = p;
+    *out                               = p;
     return LLAMA_K3_OK;
 }
 
@@ -314,7 +315,7 @@ int k3_cache_checkpoint(k3_cache * c, int32_t seq, k3_error e) {
         return LLAMA_K3_OK;
     }
     k3_checkpoint * p;
-    int             status = checkpoint_new(c, seq, s->position, &p, e);
+    int status = checkpoint_new(c, seq, s->position, &p, e);
     if (p) {
         k3_cache_recurrent_read(c, seq, p->data);
     }
@@ -323,7 +324,7 @@ int k3_cache_checkpoint(k3_cache * c, int32_t seq, k3_error e) {
 
 int k3_cache_checkpoint_add(k3_cache * c, int32_t seq, int64_t position, const uint8_t * data, k3_error e) {
     k3_checkpoint * p;
-    int             status = checkpoint_new(c, seq, position, &p, e);
+    int status = checkpoint_new(c, seq, position, &p, e);
     if (p) {
         memcpy(p->data, data, p->size);
     }
@@ -331,8 +332,8 @@ int k3_cache_checkpoint_add(k3_cache * c, int32_t seq, int64_t position, const u
 }
 
 int64_t k3_cache_rewind(k3_cache * c, int32_t seq, int64_t position) {
-    k3_sequence * s    = &c->seq[seq];
-    uint32_t      keep = s->n_checkpoints;
+    k3_sequence * s = &c->seq[seq];
+    uint32_t keep   = s->n_checkpoints;
     while (keep > 0 && s->checkpoints[keep - 1]->position > position) {
         keep--;
     }

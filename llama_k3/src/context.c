@@ -8,8 +8,13 @@ enum { MAX_THREADS = GGML_MAX_N_THREADS, MAX_SEQUENCES = 4096, MAX_UBATCH = 1 <<
 
 void llama_k3_context_default_params(llama_k3_context_params * out) {
     *out = (llama_k3_context_params) {
-        .n_ctx = 4096, .n_seq_max = 1, .n_ubatch = 512, .n_threads = 1, .cache_type = LLAMA_K3_CACHE_BF16,
-        .snapshot_every = 4096, .snapshot_bytes = UINT64_C(1) << 30,
+        .n_ctx          = 4096,
+        .n_seq_max      = 1,
+        .n_ubatch       = 512,
+        .n_threads      = 1,
+        .cache_type     = LLAMA_K3_CACHE_BF16,
+        .snapshot_every = 4096,
+        .snapshot_bytes = UINT64_C(1) << 30,
     };
 }
 
@@ -23,8 +28,8 @@ static int check_range(const char * name, uint64_t found, uint64_t least, uint64
 
 static int cache_type(int32_t type, enum ggml_type * out, k3_error e) {
     switch (type) {
-        case LLAMA_K3_CACHE_F32:  *out = GGML_TYPE_F32;  return LLAMA_K3_OK;
-        case LLAMA_K3_CACHE_F16:  *out = GGML_TYPE_F16;  return LLAMA_K3_OK;
+        case LLAMA_K3_CACHE_F32: *out = GGML_TYPE_F32; return LLAMA_K3_OK;
+        case LLAMA_K3_CACHE_F16: *out = GGML_TYPE_F16; return LLAMA_K3_OK;
         case LLAMA_K3_CACHE_BF16: *out = GGML_TYPE_BF16; return LLAMA_K3_OK;
         case LLAMA_K3_CACHE_Q8_0: *out = GGML_TYPE_Q8_0; return LLAMA_K3_OK;
         default: return k3_fail(e, LLAMA_K3_ARGUMENT, "cache_type: found %d, wanted 0 to 3", type);
@@ -34,7 +39,7 @@ static int cache_type(int32_t type, enum ggml_type * out, k3_error e) {
 // The form of every op can be forced for diagnosis.
 static int ops_form(enum ggml_k3_form * out, k3_error e) {
     const char * name = getenv("LLAMA_K3_OPS");
-    *out = GGML_K3_STOCK;
+    *out              = GGML_K3_STOCK;
     if (!name || !*name || strcmp(name, "stock") == 0) {
         return LLAMA_K3_OK;
     }
@@ -47,29 +52,29 @@ static int ops_form(enum ggml_k3_form * out, k3_error e) {
 
 static int check_params(const llama_k3_context_params * p, k3_error e) {
     int status = check_range("n_ctx", p->n_ctx, 1, INT32_MAX, e);
-    status = status ? status : check_range("n_seq_max", p->n_seq_max, 1, MAX_SEQUENCES, e);
-    status = status ? status : check_range("n_ubatch", p->n_ubatch, 1, MAX_UBATCH, e);
+    status     = status ? status : check_range("n_seq_max", p->n_seq_max, 1, MAX_SEQUENCES, e);
+    status     = status ? status : check_range("n_ubatch", p->n_ubatch, 1, MAX_UBATCH, e);
     return status ? status : check_range("n_threads", p->n_threads, 1, MAX_THREADS, e);
 }
 
 // The biggest graph of one sequence with one row of logits: a full micro-batch at the end of the context. A batch
 // that wants more logits lets the allocator grow its buffer.
 static int build_largest(llama_k3_context * ctx, k3_graph * g, k3_error e) {
-    const uint32_t n = ctx->params.n_ubatch < ctx->params.n_ctx ? ctx->params.n_ubatch : ctx->params.n_ctx;
-    ctx->batch.n_tokens = (int32_t) n;
+    const uint32_t n      = ctx->params.n_ubatch < ctx->params.n_ctx ? ctx->params.n_ubatch : ctx->params.n_ctx;
+    ctx->batch.n_tokens   = (int32_t) n;
     ctx->batch.n_segments = ctx->batch.n_outputs = 1;
-    ctx->batch.seq[0] = 0;
-    ctx->batch.segments[0] = (struct ggml_k3_segment) { .first = 0, .n = n, .position = ctx->params.n_ctx - n };
+    ctx->batch.seq[0]                            = 0;
+    ctx->batch.segments[0] = (struct ggml_k3_segment) {.first = 0, .n = n, .position = ctx->params.n_ctx - n};
     return k3_graph_build(g, &ctx->model->hp, &ctx->model->weights, &ctx->cache, &ctx->batch, ctx->form, e);
 }
 
 // Backend-independent half: cache address space and batch arrays.
 static int init_cache(llama_k3_context * ctx, k3_error e) {
     const llama_k3_context_params * p = &ctx->params;
-    enum ggml_type                  row_type = GGML_TYPE_F32;
-    int status = check_params(p, e);
-    status = status ? status : cache_type(p->cache_type, &row_type, e);
-    status = status ? status : ops_form(&ctx->form, e);
+    enum ggml_type row_type           = GGML_TYPE_F32;
+    int status                        = check_params(p, e);
+    status                            = status ? status : cache_type(p->cache_type, &row_type, e);
+    status                            = status ? status : ops_form(&ctx->form, e);
     if (status) {
         return status;
     }
@@ -77,7 +82,7 @@ static int init_cache(llama_k3_context * ctx, k3_error e) {
     if (status) {
         return status;
     }
-    const size_t n = p->n_ubatch;
+    const size_t n      = p->n_ubatch;
     ctx->batch.tokens   = calloc(n, sizeof(*ctx->batch.tokens));
     ctx->batch.outputs  = calloc(n, sizeof(*ctx->batch.outputs));
     ctx->batch.seq      = calloc(n, sizeof(*ctx->batch.seq));
@@ -98,8 +103,8 @@ static bool poll_abort(void * user) {
 
 static int init_backend(llama_k3_context * ctx, k3_error e) {
     struct ggml_threadpool_params pool = ggml_threadpool_params_default((int) ctx->params.n_threads);
-    ctx->backend = ggml_backend_cpu_init();
-    ctx->threads = ggml_threadpool_new(&pool);
+    ctx->backend                       = ggml_backend_cpu_init();
+    ctx->threads                       = ggml_threadpool_new(&pool);
     if (!ctx->backend || !ctx->threads) {
         return k3_fail(e, LLAMA_K3_MEMORY, "context: no CPU backend with %u threads", ctx->params.n_threads);
     }
@@ -111,7 +116,7 @@ static int init_backend(llama_k3_context * ctx, k3_error e) {
 
 static int reserve_compute(llama_k3_context * ctx, k3_error e) {
     k3_graph g;
-    int      status = build_largest(ctx, &g, e);
+    int status = build_largest(ctx, &g, e);
     if (!status && !ggml_gallocr_reserve(ctx->compute, g.nodes)) {
         status = k3_fail(e, LLAMA_K3_MEMORY, "context: no memory for the compute buffer");
     }
@@ -142,7 +147,7 @@ static llama_k3_context * create(llama_k3_model * model, const llama_k3_context_
         return NULL;
     }
     k3_model_retain(model);
-    ctx->model = model;
+    ctx->model  = model;
     ctx->params = *params;
     atomic_flag_clear(&ctx->busy);
     return ctx;
@@ -162,21 +167,21 @@ static uint64_t dense_bytes(const llama_k3_model * m) {
 
 int llama_k3_context_new(llama_k3_model * model, const llama_k3_context_params * params, llama_k3_context ** out,
                          char * err, size_t err_size) {
-    const k3_error     e   = { err, err_size };
-    *out = NULL;
+    const k3_error e       = {err, err_size};
+    *out                   = NULL;
     llama_k3_context * ctx = create(model, params, e);
     if (!ctx) {
         return LLAMA_K3_MEMORY;
     }
     int status = init_cache(ctx, e);
-    status = status ? status : init_backend(ctx, e);
-    status = status ? status : reserve_compute(ctx, e);
+    status     = status ? status : init_backend(ctx, e);
+    status     = status ? status : reserve_compute(ctx, e);
     if (status) {
         destroy(ctx);
         return status;
     }
     ctx->dense_bytes = dense_bytes(model);
-    *out = ctx;
+    *out             = ctx;
     return LLAMA_K3_OK;
 }
 
@@ -193,12 +198,13 @@ int llama_k3_context_free(llama_k3_context * ctx) {
 
 static void memory_of(const llama_k3_context * ctx, uint64_t compute, llama_k3_memory * out) {
     const k3_cache * c = &ctx->cache;
-    *out = (llama_k3_memory) {
-        .weights = ctx->model->n_bytes,
-        .latent  = (uint64_t) c->n_mla * c->row_bytes * c->n_ctx * c->n_seq,
-        .state   = (uint64_t) c->n_kda * c->state_bytes * 2 * c->n_seq,
-        .window  = (uint64_t) c->n_kda * c->window_bytes * 2 * c->n_seq,
-        .compute = compute, .snapshots = c->checkpoint_bytes,
+    *out               = (llama_k3_memory) {
+                      .weights   = ctx->model->n_bytes,
+                      .latent    = (uint64_t) c->n_mla * c->row_bytes * c->n_ctx * c->n_seq,
+                      .state     = (uint64_t) c->n_kda * c->state_bytes * 2 * c->n_seq,
+                      .window    = (uint64_t) c->n_kda * c->window_bytes * 2 * c->n_seq,
+                      .compute   = compute,
+                      .snapshots = c->checkpoint_bytes,
     };
     for (uint32_t i = 0; i < c->n_seq; i++) {
         out->latent_used += (uint64_t) c->n_mla * c->row_bytes * (uint64_t) c->seq[i].position;
@@ -207,7 +213,7 @@ static void memory_of(const llama_k3_context * ctx, uint64_t compute, llama_k3_m
 
 int llama_k3_context_estimate(llama_k3_model * model, const llama_k3_context_params * params, llama_k3_memory * out,
                               char * err, size_t err_size) {
-    const k3_error     e   = { err, err_size };
+    const k3_error e       = {err, err_size};
     llama_k3_context * ctx = create(model, params, e);
     if (!ctx) {
         return LLAMA_K3_MEMORY;
@@ -215,8 +221,8 @@ int llama_k3_context_estimate(llama_k3_model * model, const llama_k3_context_par
     int status = init_cache(ctx, e);
     if (!status) {
         k3_graph g;
-        size_t   compute = 0;
-        status = build_largest(ctx, &g, e);
+        size_t compute = 0;
+        status         = build_largest(ctx, &g, e);
         if (!status) {
             ggml_gallocr_reserve_n_size(ctx->compute, g.nodes, NULL, NULL, &compute);
             memory_of(ctx, compute, out);
@@ -233,7 +239,7 @@ void llama_k3_context_get_memory(const llama_k3_context * ctx, llama_k3_memory *
 
 void llama_k3_context_get_counters(const llama_k3_context * ctx, llama_k3_counters * out) { *out = ctx->counters; }
 
-void llama_k3_context_reset_counters(llama_k3_context * ctx) { ctx->counters = (llama_k3_counters) { 0 }; }
+void llama_k3_context_reset_counters(llama_k3_context * ctx) { ctx->counters = (llama_k3_counters) {0}; }
 
 int k3_context_enter(llama_k3_context * ctx, k3_error e) {
     if (atomic_flag_test_and_set(&ctx->busy)) {

@@ -14,22 +14,22 @@
 struct llama_k3_context {
     struct llama_k3_model * model;
     llama_k3_context_params params;
-    enum ggml_k3_form       form;
-    k3_cache                cache;
-    ggml_backend_t          backend;
+    enum ggml_k3_form form;
+    k3_cache cache;
+    ggml_backend_t backend;
     struct ggml_threadpool * threads;
-    ggml_gallocr_t          compute;
-    k3_ubatch               batch;      // arrays of n_ubatch entries
-    int32_t *               segment_of; // [n_seq_max] scratch: segment of a sequence in the micro-batch, -1: none
-    llama_k3_counters       counters;
-    uint64_t                dense_bytes;   // weights read by every micro-batch, the output matrix not counted
-    atomic_flag             busy;
+    ggml_gallocr_t compute;
+    k3_ubatch batch;       // arrays of n_ubatch entries
+    int32_t * segment_of;  // [n_seq_max] scratch: segment of a sequence in the micro-batch, -1: none
+    llama_k3_counters counters;
+    uint64_t dense_bytes;  // weights read by every micro-batch, the output matrix not counted
+    atomic_flag busy;
 };
 
 // Claims the context for one call; LLAMA_K3_BUSY when another thread holds it.
-int  k3_context_enter(llama_k3_context * ctx, k3_error e);
+int k3_context_enter(llama_k3_context * ctx, k3_error e);
 void k3_context_leave(llama_k3_context * ctx);
 // LLAMA_K3_ARGUMENT unless 0 <= seq < n_seq_max.
-int  k3_context_check_seq(const llama_k3_context * ctx, int32_t seq, k3_error e);
+int k3_context_check_seq(const llama_k3_context * ctx, int32_t seq, k3_error e);
 
 #endif

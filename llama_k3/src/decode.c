@@ -75,9 +75,9 @@ static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items
     for (int32_t i = 0; i < n_items; i++) {
         int32_t * segment = &ctx->segment_of[items[i].seq];
         if (*segment < 0) {
-            *segment = b->n_segments++;
-            b->seq[*segment] = items[i].seq;
-            b->segments[*segment] = (struct ggml_k3_segment) { .position = ctx->cache.seq[items[i].seq].position };
+            *segment              = b->n_segments++;
+            b->seq[*segment]      = items[i].seq;
+            b->segments[*segment] = (struct ggml_k3_segment) {.position = ctx->cache.seq[items[i].seq].position};
         }
         b->segments[*segment].n++;
     }
@@ -89,8 +89,8 @@ static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items
     }
     for (int32_t i = 0; i < n_items; i++) {
         struct ggml_k3_segment * s = &b->segments[ctx->segment_of[items[i].seq]];
-        const int32_t slot = (int32_t) (s->first + s->n++);
-        b->tokens[slot] = items[i].token;
+        const int32_t slot         = (int32_t) (s->first + s->n++);
+        b->tokens[slot]            = items[i].token;
         if (items[i].want) {
             b->outputs[b->n_outputs++] = slot;
         }
@@ -115,7 +115,7 @@ static int compute(llama_k3_context * ctx, k3_graph * g, k3_error e) {
 static void commit(llama_k3_context * ctx) {
     const k3_ubatch * b = &ctx->batch;
     for (int32_t i = 0; i < b->n_segments; i++) {
-        k3_sequence *                  s   = &ctx->cache.seq[b->seq[i]];
+        k3_sequence * s                    = &ctx->cache.seq[b->seq[i]];
         const struct ggml_k3_segment * seg = &b->segments[i];
         memcpy(s->tokens + s->position, b->tokens + seg->first, (size_t) seg->n * sizeof(*s->tokens));
         s->position += seg->n;
@@ -126,9 +126,9 @@ static void commit(llama_k3_context * ctx) {
 // Bytes that the micro-batch read or wrote: see llama_k3_counters.
 static uint64_t moved_bytes(const llama_k3_context * ctx, const k3_graph * g) {
     const k3_weights * w = &ctx->model->weights;
-    const k3_cache *   c = &ctx->cache;
-    const k3_ubatch *  b = &ctx->batch;
-    uint64_t n = ctx->dense_bytes + (uint64_t) b->n_tokens * w->token_embd->nb[1];
+    const k3_cache * c   = &ctx->cache;
+    const k3_ubatch * b  = &ctx->batch;
+    uint64_t n           = ctx->dense_bytes + (uint64_t) b->n_tokens * w->token_embd->nb[1];
     n += b->n_outputs ? ggml_nbytes(w->output) : 0;
     for (int32_t i = 0; i < ctx->model->hp.n_layer; i++) {
         const k3_layer * l = &w->layer[i];
@@ -144,23 +144,23 @@ static uint64_t moved_bytes(const llama_k3_context * ctx, const k3_graph * g) {
 }
 
 static void count(llama_k3_context * ctx, const k3_graph * g, double ms) {
-    const k3_ubatch * b     = &ctx->batch;
-    llama_k3_phase *  phase = b->n_tokens == b->n_segments ? &ctx->counters.decode : &ctx->counters.prefill;
-    phase->tokens  += (uint64_t) b->n_tokens;
+    const k3_ubatch * b    = &ctx->batch;
+    llama_k3_phase * phase = b->n_tokens == b->n_segments ? &ctx->counters.decode : &ctx->counters.prefill;
+    phase->tokens += (uint64_t) b->n_tokens;
     phase->batches += 1;
-    phase->ms      += ms;
-    phase->bytes   += moved_bytes(ctx, g);
+    phase->ms += ms;
+    phase->bytes += moved_bytes(ctx, g);
     ctx->counters.graphs_built++;
 }
 
 // Clears the sequences whose logits are not finite and names the first of them.
 static int check_finite(llama_k3_context * ctx, const float * logits, k3_error e) {
-    const k3_ubatch * b       = &ctx->batch;
-    const int32_t     n_vocab = ctx->model->hp.n_vocab;
-    int               status  = LLAMA_K3_OK;
+    const k3_ubatch * b   = &ctx->batch;
+    const int32_t n_vocab = ctx->model->hp.n_vocab;
+    int status            = LLAMA_K3_OK;
     for (int32_t row = 0; row < b->n_outputs; row++) {
         const float * values = logits + (size_t) row * (size_t) n_vocab;
-        int32_t       i      = 0;
+        int32_t i            = 0;
         while (i < n_vocab && isfinite(values[i])) {
             i++;
         }
@@ -173,8 +173,9 @@ static int check_finite(llama_k3_context * ctx, const float * logits, k3_error e
         }
         const int32_t seq = b->seq[segment];
         if (!status) {
-            status = k3_fail(e, LLAMA_K3_NON_FINITE, "sequence %d: logit of token %d at position %lld is not finite", seq,
-                             i, (long long) (b->segments[segment].position + b->outputs[row] - b->segments[segment].first));
+            status = k3_fail(
+                e, LLAMA_K3_NON_FINITE, "sequence %d: logit of token %d at position %lld is not finite", seq, i,
+                (long long) (b->segments[segment].position + b->outputs[row] - b->segments[segment].first));
         }
         k3_cache_clear(&ctx->cache, seq);
     }
@@ -200,10 +201,10 @@ static int checkpoint_prefill(llama_k3_context * ctx, k3_error e) {
 static int decode_ubatch(llama_k3_context * ctx, const llama_k3_batch_item * items, int32_t n_items, float ** logits,
                          k3_error e) {
     const double start = now_ms();
-    k3_graph     g;
+    k3_graph g;
     fill_batch(ctx, items, n_items);
     int status = k3_graph_build(&g, &ctx->model->hp, &ctx->model->weights, &ctx->cache, &ctx->batch, ctx->form, e);
-    status = status ? status : compute(ctx, &g, e);
+    status     = status ? status : compute(ctx, &g, e);
     if (!status) {
         const size_t n = (size_t) ctx->batch.n_outputs * (size_t) ctx->model->hp.n_vocab;
         if (n > 0) {
@@ -222,8 +223,8 @@ static int decode_ubatch(llama_k3_context * ctx, const llama_k3_batch_item * ite
 static int decode_all(llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items, float * logits,
                       size_t n_logits, k3_error e) {
     int status = check_items(ctx, items, n_items, e);
-    status = status ? status : check_logits(ctx, items, n_items, logits, n_logits, e);
-    status = status ? status : check_room(ctx, items, n_items, e);
+    status     = status ? status : check_logits(ctx, items, n_items, logits, n_logits, e);
+    status     = status ? status : check_room(ctx, items, n_items, e);
     for (size_t done = 0; !status && done < n_items;) {
         const size_t left = n_items - done, n = left < ctx->params.n_ubatch ? left : ctx->params.n_ubatch;
         if (ctx->params.abort && ctx->params.abort(ctx->params.abort_user)) {
@@ -240,8 +241,8 @@ static int decode_all(llama_k3_context * ctx, const llama_k3_batch_item * items,
 
 int llama_k3_decode(llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items, float * logits,
                     size_t n_logits, char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }

@@ -10,45 +10,45 @@ struct gguf_context;
 enum { K3_MAX_LAYERS = 512, K3_MAX_EXPERTS = 4096, K3_MAX_EXPERTS_USED = 64 };
 
 typedef struct k3_hparams {
-    char     architecture[16];  // kimi-k3 | kimi-linear
-    int32_t  n_layer;
-    int32_t  n_vocab;
-    int32_t  n_ctx_train;
-    int32_t  n_embd;            // width of the residual stream
-    int32_t  n_ff;              // dense FFN
-    int32_t  n_dense;           // leading layers with a dense FFN
-    float    eps;               // RMS norms but those below
+    char architecture[16];  // kimi-k3 | kimi-linear
+    int32_t n_layer;
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    int32_t n_embd;   // width of the residual stream
+    int32_t n_ff;     // dense FFN
+    int32_t n_dense;  // leading layers with a dense FFN
+    float eps;        // RMS norms but those below
 
     // attention, both kinds
-    int32_t  n_head;
+    int32_t n_head;
     // KDA
-    int32_t  kda_dim;           // key and value width of a head
-    int32_t  conv_width;        // taps of the short convolution; the window holds conv_width - 1 rows
-    bool     gate_bounded;      // true: g = gate_lower_bound * sigmoid(exp(A) z); false: g = -exp(A) softplus(z)
-    float    gate_lower_bound;
-    float    l2_eps;            // inside the square root of the q and k normalisation, on the sum of squares
+    int32_t kda_dim;     // key and value width of a head
+    int32_t conv_width;  // taps of the short convolution; the window holds conv_width - 1 rows
+    bool gate_bounded;   // true: g = gate_lower_bound * sigmoid(exp(A) z); false: g = -exp(A) softplus(z)
+    float gate_lower_bound;
+    float l2_eps;  // inside the square root of the q and k normalisation, on the sum of squares
     // MLA
-    int32_t  q_lora;            // 0: a plain q projection
-    int32_t  kv_lora;           // latent width = value width of the absorbed form
-    int32_t  rope_dim;          // shared key part, not rotated
-    int32_t  nope_dim;          // per-head key part
-    int32_t  v_dim;             // value width of a head
-    float    lora_eps;          // q_a and kv_a norms
+    int32_t q_lora;    // 0: a plain q projection
+    int32_t kv_lora;   // latent width = value width of the absorbed form
+    int32_t rope_dim;  // shared key part, not rotated
+    int32_t nope_dim;  // per-head key part
+    int32_t v_dim;     // value width of a head
+    float lora_eps;    // q_a and kv_a norms
 
     // mixture of experts
-    int32_t  n_expert, n_expert_used, n_expert_shared;
-    int32_t  n_ff_expert;
-    int32_t  n_latent;          // width of the experts' input; 0: n_embd, no latent projections
-    bool     expert_weights_norm;
-    float    expert_weights_scale;
+    int32_t n_expert, n_expert_used, n_expert_shared;
+    int32_t n_ff_expert;
+    int32_t n_latent;  // width of the experts' input; 0: n_embd, no latent projections
+    bool expert_weights_norm;
+    float expert_weights_scale;
     // activation of every FFN
-    bool     situ;              // SiTU, else SwiGLU
-    float    situ_beta, situ_linear_beta;
+    bool situ;  // SiTU, else SwiGLU
+    float situ_beta, situ_linear_beta;
 
-    int32_t  attn_res_block;    // layers between two stored block sums; 0: plain residual connections
+    int32_t attn_res_block;  // layers between two stored block sums; 0: plain residual connections
 
-    int32_t  bos_id, eos_id, pad_id;           // -1: not in the file
-    uint8_t  layer_kind[K3_MAX_LAYERS];        // llama_k3_layer_kind
+    int32_t bos_id, eos_id, pad_id;     // -1: not in the file
+    uint8_t layer_kind[K3_MAX_LAYERS];  // llama_k3_layer_kind
 } k3_hparams;
 
 // Width of one MLA cache row: latent and shared key part.

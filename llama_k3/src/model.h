@@ -10,13 +10,13 @@
 struct k3_part;  // one mapped GGUF file
 
 struct llama_k3_model {
-    atomic_int       references;  // the caller's and one for each context
-    k3_hparams       hp;
-    k3_weights       weights;
-    struct k3_part * parts;       // [n_parts], the first holds the metadata
-    uint32_t         n_parts;
-    uint64_t         n_tensors, n_params, n_bytes;
-    uint64_t         digest;
+    atomic_int references;  // the caller's and one for each context
+    k3_hparams hp;
+    k3_weights weights;
+    struct k3_part * parts;  // [n_parts], the first holds the metadata
+    uint32_t n_parts;
+    uint64_t n_tensors, n_params, n_bytes;
+    uint64_t digest;
 };
 
 void k3_model_retain(struct llama_k3_model * model);

@@ -6,22 +6,22 @@
 
 typedef struct candidate {
     int32_t id;
-    float   logit;
-    double  p;
+    float logit;
+    double p;
 } candidate;
 
 struct llama_k3_sampler {
     llama_k3_sampler_params params;
-    uint64_t                rng;
-    candidate *             candidates;  // [capacity]
-    int32_t                 capacity;
+    uint64_t rng;
+    candidate * candidates;  // [capacity]
+    int32_t capacity;
 };
 
 // splitmix64: one 64-bit word of state, a full period
 static uint64_t next_u64(uint64_t * state) {
     uint64_t z = (*state += UINT64_C(0x9E3779B97F4A7C15));
-    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    z          = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z          = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
     return z ^ (z >> 31);
 }
 
@@ -29,10 +29,10 @@ static uint64_t next_u64(uint64_t * state) {
 static double next_unit(uint64_t * state) { return (double) (next_u64(state) >> 11) * 0x1p-53; }
 
 int llama_k3_sampler_new(const llama_k3_sampler_params * params, llama_k3_sampler ** out, char * err, size_t err_size) {
-    const k3_error e = { err, err_size };
-    *out = NULL;
-    const float  values[] = { params->temperature, params->top_p, params->min_p };
-    const char * names[]  = { "temperature", "top_p", "min_p" };
+    const k3_error e     = {err, err_size};
+    *out                 = NULL;
+    const float values[] = {params->temperature, params->top_p, params->min_p};
+    const char * names[] = {"temperature", "top_p", "min_p"};
     for (int i = 0; i < 3; i++) {
         if (!isfinite(values[i]) || values[i] < 0.0f) {
             return k3_fail(e, LLAMA_K3_ARGUMENT, "%s: found %g, wanted a number of at least 0", names[i], values[i]);
@@ -47,7 +47,7 @@ int llama_k3_sampler_new(const llama_k3_sampler_params * params, llama_k3_sample
     }
     s->params = *params;
     s->rng    = params->seed;
-    *out = s;
+    *out      = s;
     return LLAMA_K3_OK;
 }
 
@@ -59,7 +59,7 @@ void llama_k3_sampler_free(llama_k3_sampler * s) {
 }
 
 static int by_logit(const void * a, const void * b) {
-    const candidate * x = a, * y = b;
+    const candidate *x = a, *y = b;
     if (x->logit != y->logit) {
         return x->logit > y->logit ? -1 : 1;
     }
@@ -99,7 +99,7 @@ static int32_t cut_min_p(const candidate * c, int32_t n, float min_p) {
 
 static int32_t draw(llama_k3_sampler * s, int32_t n) {
     const llama_k3_sampler_params * p = &s->params;
-    candidate *                     c = s->candidates;
+    candidate * c                     = s->candidates;
     qsort(c, (size_t) n, sizeof(*c), by_logit);
     if (p->top_k > 0 && p->top_k < n) {
         n = p->top_k;
@@ -147,7 +147,7 @@ static int reserve(llama_k3_sampler * s, int32_t n, k3_error e) {
 
 int llama_k3_sampler_sample(llama_k3_sampler * s, const float * logits, int32_t n, int32_t * token, char * err,
                             size_t err_size) {
-    const k3_error e = { err, err_size };
+    const k3_error e = {err, err_size};
     if (n < 1) {
         return k3_fail(e, LLAMA_K3_ARGUMENT, "logits: found %d values, wanted at least 1", n);
     }
@@ -165,7 +165,7 @@ int llama_k3_sampler_sample(llama_k3_sampler * s, const float * logits, int32_t 
         return status;
     }
     for (int32_t i = 0; i < n; i++) {
-        s->candidates[i] = (candidate) { .id = i, .logit = logits[i] };
+        s->candidates[i] = (candidate) {.id = i, .logit = logits[i]};
     }
     *token = draw(s, n);
     return LLAMA_K3_OK;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq) {
-    const k3_error none = { NULL, 0 };
+    const k3_error none = {NULL, 0};
     return k3_context_check_seq(ctx, seq, none) ? -1 : ctx->cache.seq[seq].position;
 }
 
@@ -19,8 +19,8 @@ int64_t llama_k3_seq_tokens(const llama_k3_context * ctx, int32_t seq, int64_t f
 }
 
 int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
@@ -33,8 +33,8 @@ int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t e
 }
 
 int llama_k3_seq_copy(llama_k3_context * ctx, int32_t src, int32_t dst, char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
@@ -65,8 +65,8 @@ static int truncate_sequence(llama_k3_context * ctx, int32_t seq, int64_t positi
 
 int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int64_t position, int32_t * result, int64_t * go_on,
                           char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }

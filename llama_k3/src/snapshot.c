@@ -23,21 +23,21 @@ enum { VERSION = 1, TOKENS = 0, ROWS, RECURRENT, CHECKPOINTS, N_PARTS };
 static const char MAGIC[8] = "LK3STATE";
 
 typedef struct header {
-    char     magic[8];
+    char magic[8];
     uint32_t version, cache_type;
     uint64_t model_digest;
     uint32_t n_mla, n_kda;
     uint64_t row_bytes, state_bytes, window_bytes;
-    int64_t  position;
+    int64_t position;
     uint64_t n_checkpoints;
-    uint64_t size;                // bytes of the whole block
+    uint64_t size;  // bytes of the whole block
     uint64_t checksum[N_PARTS];
-    uint64_t header_checksum;     // of all fields before it
+    uint64_t header_checksum;  // of all fields before it
 } header;
 
 struct llama_k3_snapshot {
     uint64_t size;
-    uint8_t  data[];  // header first; malloc aligns it enough for its 8-byte fields
+    uint8_t data[];  // header first; malloc aligns it enough for its 8-byte fields
 };
 
 static uint64_t padded(uint64_t n) { return (n + 7) / 8 * 8; }
@@ -45,7 +45,7 @@ static uint64_t padded(uint64_t n) { return (n + 7) / 8 * 8; }
 // Sizes of the parts; false when one overflows.
 static bool part_sizes(const header * h, uint64_t size[N_PARTS]) {
     const uint64_t n = (uint64_t) h->position;
-    uint64_t       recurrent, rows;
+    uint64_t recurrent, rows;
     bool ok = n < UINT64_MAX / 16 && k3_add_u64(h->state_bytes, h->window_bytes, &recurrent) &&
               k3_mul_u64(recurrent, h->n_kda, &recurrent) && recurrent < UINT64_MAX - 16 &&
               k3_mul_u64(n, h->row_bytes, &rows) && k3_mul_u64(rows, h->n_mla, &rows) && rows < UINT64_MAX - 16 &&
@@ -59,7 +59,7 @@ static bool part_sizes(const header * h, uint64_t size[N_PARTS]) {
 }
 
 static bool total_size(const header * h, uint64_t size[N_PARTS], uint64_t * total) {
-    *total = sizeof(header);
+    *total  = sizeof(header);
     bool ok = part_sizes(h, size);
     for (int i = 0; ok && i < N_PARTS; i++) {
         ok = k3_add_u64(*total, size[i], total);
@@ -69,18 +69,24 @@ static bool total_size(const header * h, uint64_t size[N_PARTS], uint64_t * tota
 
 static header header_of(const llama_k3_context * ctx, int32_t seq, bool with_checkpoints) {
     const k3_cache * c = &ctx->cache;
-    header h = {
-        .version = VERSION, .cache_type = (uint32_t) ctx->params.cache_type, .model_digest = ctx->model->digest,
-        .n_mla = (uint32_t) c->n_mla, .n_kda = (uint32_t) c->n_kda, .row_bytes = c->row_bytes,
-        .state_bytes = c->state_bytes, .window_bytes = c->window_bytes, .position = c->seq[seq].position,
-        .n_checkpoints = with_checkpoints ? c->seq[seq].n_checkpoints : 0,
+    header h           = {
+                  .version       = VERSION,
+                  .cache_type    = (uint32_t) ctx->params.cache_type,
+                  .model_digest  = ctx->model->digest,
+                  .n_mla         = (uint32_t) c->n_mla,
+                  .n_kda         = (uint32_t) c->n_kda,
+                  .row_bytes     = c->row_bytes,
+                  .state_bytes   = c->state_bytes,
+                  .window_bytes  = c->window_bytes,
+                  .position      = c->seq[seq].position,
+                  .n_checkpoints = with_checkpoints ? c->seq[seq].n_checkpoints : 0,
     };
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
     return h;
 }
 
 static void write_parts(const llama_k3_context * ctx, int32_t seq, const header * h, uint8_t * const part[N_PARTS]) {
-    const k3_cache *    c = &ctx->cache;
+    const k3_cache * c    = &ctx->cache;
     const k3_sequence * s = &c->seq[seq];
     if (s->position > 0) {
         memcpy(part[TOKENS], s->tokens, (size_t) s->position * sizeof(*s->tokens));
@@ -111,9 +117,10 @@ static void find_parts(uint8_t * data, const uint64_t size[N_PARTS], uint8_t * p
 
 static uint64_t header_checksum(const header * h) { return k3_hash64(0, h, offsetof(header, header_checksum)); }
 
-static int take(const llama_k3_context * ctx, int32_t seq, bool with_checkpoints, llama_k3_snapshot ** out, k3_error e) {
-    header    h = header_of(ctx, seq, with_checkpoints);
-    uint64_t  size[N_PARTS];
+static int take(const llama_k3_context * ctx, int32_t seq, bool with_checkpoints, llama_k3_snapshot ** out,
+                k3_error e) {
+    header h = header_of(ctx, seq, with_checkpoints);
+    uint64_t size[N_PARTS];
     uint8_t * part[N_PARTS];
     llama_k3_snapshot * s = total_size(&h, size, &h.size) ? calloc(1, sizeof(*s) + h.size) : NULL;
     if (!s) {
@@ -178,12 +185,13 @@ static int check_header(const llama_k3_context * ctx, const header * h, uint64_t
 // Positions of the checkpoints ascend and lie inside the sequence.
 static int check_checkpoints(const header * h, const uint8_t * in, k3_error e) {
     const uint64_t step = sizeof(int64_t) + h->n_kda * (h->state_bytes + h->window_bytes);
-    int64_t        last = 0;
+    int64_t last        = 0;
     for (uint64_t i = 0; i < h->n_checkpoints; i++, in += step) {
         int64_t position;
         memcpy(&position, in, sizeof(position));
         if (position <= last || position > h->position) {
-            return k3_fail(e, LLAMA_K3_STATE_FORMAT, "saved sequence: checkpoint %llu: found position %lld, wanted %lld to %lld",
+            return k3_fail(e, LLAMA_K3_STATE_FORMAT,
+                           "saved sequence: checkpoint %llu: found position %lld, wanted %lld to %lld",
                            (unsigned long long) i, (long long) position, (long long) last + 1, (long long) h->position);
         }
         last = position;
@@ -193,7 +201,7 @@ static int check_checkpoints(const header * h, const uint8_t * in, k3_error e) {
 
 static int check_parts(const llama_k3_context * ctx, const header * h, uint8_t * const part[N_PARTS],
                        const uint64_t size[N_PARTS], k3_error e) {
-    static const char * names[N_PARTS] = { "tokens", "rows", "recurrent state", "checkpoints" };
+    static const char * names[N_PARTS] = {"tokens", "rows", "recurrent state", "checkpoints"};
     for (int i = 0; i < N_PARTS; i++) {
         const uint64_t found = k3_hash64((uint64_t) i, part[i], size[i]);
         if (found != h->checksum[i]) {
@@ -222,7 +230,7 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
     if (status) {
         return status;
     }
-    uint64_t  size[N_PARTS], total;
+    uint64_t size[N_PARTS], total;
     uint8_t * part[N_PARTS];
     total_size(&h, size, &total);
     find_parts((uint8_t *) (uintptr_t) snapshot->data, size, part);
@@ -231,7 +239,7 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
     if (status) {
         return status;
     }
-    k3_cache *    c = &ctx->cache;
+    k3_cache * c = &ctx->cache;
     k3_cache_clear(c, seq);
     const uint8_t * in = part[ROWS];
     for (int32_t i = 0; i < ctx->model->hp.n_layer; i++) {
@@ -247,7 +255,7 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
     const int32_t target = GGML_K3_MUTANT("restore-other-sequence") ? (seq + 1) % (int32_t) c->n_seq : seq;
     k3_cache_recurrent_write(c, target, part[RECURRENT]);
     c->seq[seq].position = h.position;
-    in = part[CHECKPOINTS];
+    in                   = part[CHECKPOINTS];
     for (uint64_t i = 0; !status && i < h.n_checkpoints; i++) {
         int64_t position;
         memcpy(&position, in, sizeof(position));
@@ -258,8 +266,8 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
 }
 
 int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot ** out, char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
@@ -273,8 +281,8 @@ int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot
 
 int llama_k3_seq_restore(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * snapshot, char * err,
                          size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
@@ -323,15 +331,15 @@ static bool read_all(int fd, uint8_t * data, uint64_t size) {
 }
 
 static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e) {
-    const size_t n    = strlen(path) + sizeof(".XXXXXX");
-    char *       temp = malloc(n);
+    const size_t n = strlen(path) + sizeof(".XXXXXX");
+    char * temp    = malloc(n);
     if (!temp) {
         return k3_fail(e, LLAMA_K3_MEMORY, "%s: out of memory", path);
     }
     snprintf(temp, n, "%s.XXXXXX", path);
     const int fd = mkstemp(temp);
-    bool      ok = fd >= 0 && write_all(fd, s->data, s->size) && fsync(fd) == 0;
-    int       cause = errno;
+    bool ok      = fd >= 0 && write_all(fd, s->data, s->size) && fsync(fd) == 0;
+    int cause    = errno;
     if (fd >= 0 && close(fd) != 0 && ok) {
         ok    = false;
         cause = errno;
@@ -350,8 +358,8 @@ static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e
 // Opens the file and reads its header, so that a foreign file costs no allocation of its size.
 static int open_file(const llama_k3_context * ctx, const char * path, int * out, uint64_t * size, k3_error e) {
     struct stat st;
-    header      h;
-    const int   fd = open(path, O_RDONLY | O_CLOEXEC);
+    header h;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         const int cause = fd < 0 ? errno : EINVAL;
         if (fd >= 0) {
@@ -359,7 +367,7 @@ static int open_file(const llama_k3_context * ctx, const char * path, int * out,
         }
         return k3_fail(e, LLAMA_K3_STATE_OPEN, "%s: not readable: %s", path, strerror(cause));
     }
-    *size = (uint64_t) st.st_size;
+    *size      = (uint64_t) st.st_size;
     int status = LLAMA_K3_OK;
     if (*size < sizeof(h) || !read_all(fd, (uint8_t *) &h, sizeof(h))) {
         status = k3_fail(e, LLAMA_K3_STATE_FORMAT, "%s: found %llu bytes, wanted at least %zu", path,
@@ -375,9 +383,9 @@ static int open_file(const llama_k3_context * ctx, const char * path, int * out,
 }
 
 static int load_file(llama_k3_context * ctx, int32_t seq, const char * path, k3_error e) {
-    int      fd;
+    int fd;
     uint64_t size;
-    int      status = open_file(ctx, path, &fd, &size, e);
+    int status = open_file(ctx, path, &fd, &size, e);
     if (status) {
         return status;
     }
@@ -395,9 +403,9 @@ static int load_file(llama_k3_context * ctx, int32_t seq, const char * path, k3_
 }
 
 int llama_k3_seq_save(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size) {
-    const k3_error      e      = { err, err_size };
-    llama_k3_snapshot * s      = NULL;
-    int                 status = k3_context_enter(ctx, e);
+    const k3_error e      = {err, err_size};
+    llama_k3_snapshot * s = NULL;
+    int status            = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
@@ -410,8 +418,8 @@ int llama_k3_seq_save(llama_k3_context * ctx, int32_t seq, const char * path, ch
 }
 
 int llama_k3_seq_load(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size) {
-    const k3_error e      = { err, err_size };
-    int            status = k3_context_enter(ctx, e);
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }

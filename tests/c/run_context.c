@@ -20,12 +20,12 @@ static char message[MESSAGE_SIZE];
 
 typedef struct run {
     llama_k3_context * ctx;
-    int32_t            n_vocab;
-    int32_t            tokens[N_TOKENS];
-    float *            straight;   // [N_TOKENS][n_vocab]
-    float *            found;      // likewise
-    long               polls_left; // < 0: never stop
-    int                inner;      // status of a call made from inside a callback
+    int32_t n_vocab;
+    int32_t tokens[N_TOKENS];
+    float * straight;  // [N_TOKENS][n_vocab]
+    float * found;     // likewise
+    long polls_left;   // < 0: never stop
+    int inner;         // status of a call made from inside a callback
 } run;
 
 static void expect(int found, int wanted, const char * what) {
@@ -45,7 +45,7 @@ static bool stop(void * user) {
 static int decode(run * r, int32_t seq, int first, int last) {
     llama_k3_batch_item items[N_TOKENS];
     for (int i = first; i < last; i++) {
-        items[i - first] = (llama_k3_batch_item) { .token = r->tokens[i], .seq = seq, .want = true };
+        items[i - first] = (llama_k3_batch_item) {.token = r->tokens[i], .seq = seq, .want = true};
     }
     return llama_k3_decode(r->ctx, items, (size_t) (last - first), r->found + (size_t) first * (size_t) r->n_vocab,
                            (size_t) (last - first) * (size_t) r->n_vocab, message, sizeof(message));
@@ -77,10 +77,10 @@ static void clear(run * r, int32_t seq) {
 static bool check_stop(run * r, long n) {
     clear(r, 1);
     expect(decode(r, 1, 0, 10), LLAMA_K3_OK, "before the stop");
-    r->polls_left    = n;
-    const int status = decode(r, 1, 10, 30);
+    r->polls_left      = n;
+    const int status   = decode(r, 1, 10, 30);
     const bool stopped = r->polls_left < 0;
-    r->polls_left    = -1;
+    r->polls_left      = -1;
     expect(status, stopped ? LLAMA_K3_ABORTED : LLAMA_K3_OK, "stopped decode");
     expect(r->inner, LLAMA_K3_BUSY, "call from inside a callback");
     const int64_t reached = llama_k3_seq_position(r->ctx, 1);
@@ -94,8 +94,8 @@ static bool check_stop(run * r, long n) {
 
 static void check_snapshots(run * r, const char * path) {
     llama_k3_snapshot * s;
-    int32_t             result;
-    int64_t             from;
+    int32_t result;
+    int64_t from;
     clear(r, 0);
     expect(decode(r, 0, 0, 17), LLAMA_K3_OK, "prefill");
     expect(llama_k3_seq_snapshot(r->ctx, 0, &s, message, sizeof(message)), LLAMA_K3_OK, "snapshot");
@@ -117,11 +117,11 @@ static void check_snapshots(run * r, const char * path) {
 }
 
 static void check_arguments(run * r) {
-    llama_k3_batch_item item = { .token = r->n_vocab, .seq = 0, .want = false };
+    llama_k3_batch_item item = {.token = r->n_vocab, .seq = 0, .want = false};
     expect(llama_k3_decode(r->ctx, &item, 1, NULL, 0, message, sizeof(message)), LLAMA_K3_ARGUMENT, "token too large");
-    item = (llama_k3_batch_item) { .token = 0, .seq = 3, .want = false };
+    item = (llama_k3_batch_item) {.token = 0, .seq = 3, .want = false};
     expect(llama_k3_decode(r->ctx, &item, 1, NULL, 0, message, sizeof(message)), LLAMA_K3_ARGUMENT, "no such sequence");
-    item = (llama_k3_batch_item) { .token = 0, .seq = 0, .want = true };
+    item = (llama_k3_batch_item) {.token = 0, .seq = 0, .want = true};
     expect(llama_k3_decode(r->ctx, &item, 1, r->found, 3, message, sizeof(message)), LLAMA_K3_ARGUMENT, "no room");
     expect(llama_k3_decode(r->ctx, &item, 0, NULL, 0, NULL, 0), LLAMA_K3_OK, "no tokens");
 }
@@ -131,9 +131,9 @@ int main(int argc, char ** argv) {
         printf("usage: run_context MODEL.gguf SCRATCH_FILE\n");
         return 2;
     }
-    llama_k3_model *    model;
+    llama_k3_model * model;
     llama_k3_model_info info;
-    run                 r = { .polls_left = -1 };
+    run r = {.polls_left = -1};
     expect(llama_k3_model_load(argv[1], NULL, &model, message, sizeof(message)), LLAMA_K3_OK, "load");
     llama_k3_model_get_info(model, &info);
     llama_k3_context_params params;

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime tests: GGUF files of tiny checkpoints and the reference logits that belong to them."""
+"""Fixtures of the runtime tests: GGUF files of tiny checkpoints and their reference logits."""
 
 from __future__ import annotations
 

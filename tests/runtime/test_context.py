@@ -1,4 +1,4 @@
-"""Contexts: sizes told before and after allocation, counters, stopping between micro-batches, non-finite logits."""
+"""Contexts: sizes told before allocation, counters, stopping between micro-batches, non-finite logits."""
 
 from __future__ import annotations
 
@@ -92,12 +92,11 @@ def test_stopping_keeps_whole_micro_batches(exact: Case) -> None:
         if done == 32:
             raise Stop
 
-    with exact.open() as model:
-        with model.context(n_ctx=100, kv_type="f32", n_ubatch=16, progress=stop) as context:
-            with pytest.raises(Stop):
-                context.decode(exact.tokens[:60])
-            assert context.position(0) == 32
-            found = context.decode(exact.tokens[32:40], logits="all")
+    with exact.open() as model, model.context(100, kv_type="f32", n_ubatch=16, progress=stop) as context:
+        with pytest.raises(Stop):
+            context.decode(exact.tokens[:60])
+        assert context.position(0) == 32
+        found = context.decode(exact.tokens[32:40], logits="all")
     assert_close(found, exact.logits[32:40], max_abs=EXACT)
 
 
@@ -111,14 +110,14 @@ def poisoned(source: Path, target: Path, tensor: str) -> Path:
 
 
 def test_non_finite_logits_end_that_sequence_only(exact: Case, tmp_path: Path) -> None:
-    with Model(poisoned(exact.gguf, tmp_path / "nan.gguf", "token_embd.weight"), n_threads=1) as model:
-        with model.context(n_ctx=100, n_seq_max=3, kv_type="f32") as context:
-            good = [int(token) for token in exact.tokens[:20] if token != 7]
-            context.decode(good, seq=0, logits="none")
-            context.decode(good, seq=1, logits="none")
-            with pytest.raises(llama_k3.NonFiniteError, match="sequence 1"):
-                context.decode_batch([(good[0], 0, True), (7, 1, True)])
-            assert context.position(0) == len(good) + 1
-            assert context.position(1) == 0
-            fresh = context.decode(good, seq=2)
-            assert_close(context.decode(good, seq=1), fresh, max_abs=EXACT)
+    path = poisoned(exact.gguf, tmp_path / "nan.gguf", "token_embd.weight")
+    with Model(path, n_threads=1) as model, model.context(n_ctx=100, n_seq_max=3, kv_type="f32") as context:
+        good = [int(token) for token in exact.tokens[:20] if token != 7]
+        context.decode(good, seq=0, logits="none")
+        context.decode(good, seq=1, logits="none")
+        with pytest.raises(llama_k3.NonFiniteError, match="sequence 1"):
+            context.decode_batch([(good[0], 0, True), (7, 1, True)])
+        assert context.position(0) == len(good) + 1
+        assert context.position(1) == 0
+        fresh = context.decode(good, seq=2)
+        assert_close(context.decode(good, seq=1), fresh, max_abs=EXACT)

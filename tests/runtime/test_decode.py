@@ -1,6 +1,8 @@
-"""llama_k3_decode against the float64 reference: whole, in micro-batches, token by token, several sequences."""
+"""Decode against the float64 reference: whole, in micro-batches, token by token, several sequences."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,9 +50,10 @@ def test_interleaved_sequences_equal_reference(exact: Case, n_sequences: int, n_
     for seq in order:
         items.append((int(exact.tokens[starts[seq] + reached[seq]]), int(seq), True))
         reached[seq] += 1
-    with exact.open() as model, model.context(
-        n_ctx=100, n_seq_max=n_sequences, kv_type="f32", n_ubatch=n_ubatch
-    ) as context:
+    with (
+        exact.open() as model,
+        model.context(n_ctx=100, n_seq_max=n_sequences, kv_type="f32", n_ubatch=n_ubatch) as context,
+    ):
         cut = len(items) // 3
         found = np.concatenate([context.decode_batch(items[:cut]), context.decode_batch(items[cut:])])
     for seq in range(n_sequences):
@@ -63,10 +66,13 @@ def heads(count: int) -> dict[str, int]:
     return {"num_attention_heads": count, "num_key_value_heads": count, "num_heads": count}
 
 
-SHAPES = {
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "one head": ("k3", heads(1)),
     "three heads of 64": ("k3", heads(3) | {"head_dim": 64}),
-    "head dims not multiples of 32": ("kimi-linear", {"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40}),
+    "head dims not multiples of 32": (
+        "kimi-linear",
+        {"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40},
+    ),
     "every layer its own block": ("k3", {"attn_res_block_size": 1}),
     "blocks of two": ("k3", {"attn_res_block_size": 2}),
     "two dense layers": ("k3", {"first_k_dense_replace": 2}),
@@ -75,6 +81,18 @@ SHAPES = {
     "all experts chosen": ("k3", {"num_experts_per_token": 8}),
     "another bound": ("k3", {"gate_lower_bound": -2.5}),
     "another scaling": ("k3", {"routed_scaling_factor": 2.5}),
+    "the released heads": (
+        "k3",
+        heads(96)
+        | {
+            "head_dim": 128,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+        }
+        | {"num_hidden_layers": 5},
+    ),
 }
 
 
@@ -102,7 +120,12 @@ def test_logits_only_where_wanted(exact: Case) -> None:
 def test_eps_of_the_lora_norms(make_case: CaseFactory) -> None:
     """With inputs of the q_a and kv_a norms this small, 1e-5 in place of 1e-6 moves the logits."""
     case = make_case(
-        "k3", ("--outtype", "f32", "--experts", "f32"), count=40, dtype="f32", experts="f32", norm_input_scale=1e-3
+        "k3",
+        ("--outtype", "f32", "--experts", "f32"),
+        count=40,
+        dtype="f32",
+        experts="f32",
+        norm_input_scale=1e-3,
     )
     with case.open() as model, model.context(n_ctx=64, kv_type="f32") as context:
         assert_close(context.decode(case.tokens, logits="all"), case.logits, max_abs=EXACT, argmax=True)

@@ -1,8 +1,8 @@
 """Cache types and weight types: stated tolerances against the float64 reference of the same stored weights.
 
-The router makes any rounding visible: a choice that is closer than the rounding flips and moves the logits by whole
-units. Where activations are rounded (stock form: BF16 for BF16 weights, Q8_0 for MXFP4 and Q8_0 weights) the tokens
-are therefore picked with a wide router margin, and bounds are on the error ratio (nmse).
+The router makes any rounding visible: a choice that is closer than the rounding flips and moves the logits by
+whole units. Where activations are rounded (stock form: BF16 for BF16 weights, Q8_0 for MXFP4 and Q8_0)
+the tokens are therefore picked with a wide router margin, and bounds are on the error ratio (nmse).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def decode_all(case: Case, kv_type: str) -> NDArray[np.float32]:
 
 @pytest.fixture(params=["k3", "kimi-linear"])
 def stored(request: pytest.FixtureRequest, make_case: CaseFactory) -> Case:
-    """Both architectures as released: BF16 matrices, and for K3 MXFP4 experts bit for bit from the checkpoint."""
+    """Both architectures as released: BF16 matrices, K3's experts in MXFP4 as in the checkpoint."""
     return make_case(request.param, count=COUNT, margin=WIDE_MARGIN)
 
 
@@ -53,12 +53,16 @@ def test_trained_checkpoint_keeps_every_greedy_token(trained: Case, kv_type: str
     assert_close(decode_all(trained, kv_type), trained.logits, nmse=2e-4, argmax=True)
 
 
-def test_trained_checkpoint_is_exact_in_reference_form(trained: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trained_checkpoint_is_exact_in_reference_form(
+    trained: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLAMA_K3_OPS", "reference")
     assert_close(decode_all(trained, "f32"), trained.logits, max_abs=EXACT, argmax=True)
 
 
-def test_threads_do_not_change_a_bit_of_the_reference_form(trained: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_do_not_change_a_bit_of_the_reference_form(
+    trained: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LLAMA_K3_OPS", "reference")
     rows = []
     for n_threads in (1, 2):
@@ -68,6 +72,8 @@ def test_threads_do_not_change_a_bit_of_the_reference_form(trained: Case, monkey
 
 
 def test_quantised_matrices_run(make_case: CaseFactory) -> None:
-    """--outtype q8_0 rounds the weights too; the reference has them unrounded, so only the ratio is bounded."""
-    case = make_case("kimi-linear", ("--outtype", "q8_0", "--experts", "q8_0"), count=COUNT, margin=WIDE_MARGIN)
+    """--outtype q8_0 rounds the weights too, which the reference does not: only the ratio is bounded."""
+    case = make_case(
+        "kimi-linear", ("--outtype", "q8_0", "--experts", "q8_0"), count=COUNT, margin=WIDE_MARGIN
+    )
     assert_close(decode_all(case, "f32"), case.logits, nmse=2e-2)

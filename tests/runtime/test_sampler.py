@@ -74,7 +74,9 @@ def test_non_finite_logits_are_refused(bad: float) -> None:
         sampler.sample(np.array([0.0, 1.0, bad], dtype=np.float32))
 
 
-@pytest.mark.parametrize("params", [{"temperature": -1.0}, {"top_p": np.nan}, {"min_p": 1.5}, {"min_p": -0.1}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": -1.0}, {"top_p": np.nan}, {"min_p": 1.5}, {"min_p": -0.1}]
+)
 def test_parameters_out_of_range_are_named(params: dict[str, Any]) -> None:
     with pytest.raises(llama_k3.ArgumentError, match=next(iter(params))):
         Sampler(**{**OPEN, **params})

@@ -51,7 +51,9 @@ def test_restore_into_its_own_sequence(case_model: tuple[Case, Model], context: 
     check_goes_on(context, case, 0, 30)
 
 
-def test_restore_into_another_sequence_leaves_the_others(case_model: tuple[Case, Model], context: Context) -> None:
+def test_restore_into_another_sequence_leaves_the_others(
+    case_model: tuple[Case, Model], context: Context
+) -> None:
     case, _ = case_model
     for seq, count in ((0, 10), (1, 25), (2, 40)):
         context.decode(case.tokens[:count], seq=seq, logits="none")
@@ -69,9 +71,15 @@ def test_restore_into_another_context(case_model: tuple[Case, Model], context: C
     with model.context(n_ctx=64, n_seq_max=2, kv_type="f32") as other:
         other.restore(1, snapshot)
         check_goes_on(other, case, 1, 33)
-    with model.context(n_ctx=32, kv_type="f32") as small, pytest.raises(llama_k3.ContextFullError, match="33"):
+    with (
+        model.context(n_ctx=32, kv_type="f32") as small,
+        pytest.raises(llama_k3.ContextFullError, match="33"),
+    ):
         small.restore(0, snapshot)
-    with model.context(n_ctx=64, kv_type="bf16") as rounded, pytest.raises(llama_k3.StateError, match="cache type"):
+    with (
+        model.context(n_ctx=64, kv_type="bf16") as rounded,
+        pytest.raises(llama_k3.StateError, match="cache type"),
+    ):
         rounded.restore(0, snapshot)
 
 
@@ -106,7 +114,9 @@ def test_truncate_goes_back_to_the_newest_snapshot(case_model: tuple[Case, Model
     check_goes_on(context, case, 0, 0)
 
 
-def test_truncate_after_copy_uses_the_shared_snapshots(case_model: tuple[Case, Model], context: Context) -> None:
+def test_truncate_after_copy_uses_the_shared_snapshots(
+    case_model: tuple[Case, Model], context: Context
+) -> None:
     case, _ = case_model
     context.decode(case.tokens[:20], logits="none")
     context.snapshot(0)
@@ -118,7 +128,9 @@ def test_truncate_after_copy_uses_the_shared_snapshots(case_model: tuple[Case, M
 
 
 @pytest.mark.parametrize("position", [-1, 31, 10**12])
-def test_truncate_beyond_the_sequence(case_model: tuple[Case, Model], context: Context, position: int) -> None:
+def test_truncate_beyond_the_sequence(
+    case_model: tuple[Case, Model], context: Context, position: int
+) -> None:
     context.decode(case_model[0].tokens[:30], logits="none")
     with pytest.raises(llama_k3.ArgumentError, match="30"):
         context.truncate(0, position)
@@ -157,7 +169,9 @@ def test_save_new_process_load(case_model: tuple[Case, Model], context: Context,
     assert_close(np.load(tmp_path / "out.npy"), case.logits[40:60], max_abs=EXACT, argmax=True)
 
 
-def test_saved_snapshots_serve_truncate(case_model: tuple[Case, Model], context: Context, tmp_path: Path) -> None:
+def test_saved_snapshots_serve_truncate(
+    case_model: tuple[Case, Model], context: Context, tmp_path: Path
+) -> None:
     case, _ = case_model
     context.decode(case.tokens[:20], logits="none")
     context.snapshot(0)
@@ -199,7 +213,10 @@ def test_saved_file_with_any_flipped_or_missing_byte_is_refused(
 def test_saved_file_of_another_model_is_refused(
     case_model: tuple[Case, Model], context: Context, trained_checkpoint: Path, tmp_path: Path
 ) -> None:
-    with Model(convert_to(trained_checkpoint, tmp_path / "other.gguf")) as other, other.context(n_ctx=16) as theirs:
+    with (
+        Model(convert_to(trained_checkpoint, tmp_path / "other.gguf")) as other,
+        other.context(n_ctx=16) as theirs,
+    ):
         theirs.decode([1, 2, 3], logits="none")
         theirs.save(0, tmp_path / "sequence")
     with pytest.raises(llama_k3.StateError, match="model"):
