@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,10 @@ def test_missing_end_of_text(tmp_path: Path) -> None:
     assert len(MERGED) == N_RANKS - 256
 
 
-def _to_json(value: Any, separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=separators, sort_keys=sort_keys)
-
-
 def render(**values: Any) -> str:
     """The bundled template as chat front ends run it."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     return environment.from_string(TEMPLATE.read_text()).render(**values)
 
 

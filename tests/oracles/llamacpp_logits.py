@@ -41,24 +41,34 @@ def open_server(path: str, n_ctx: int, threads: int) -> Any:
     return xllamacpp.Server(params)
 
 
-def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, float]]:
-    """The `top` likeliest next tokens after `tokens`, with natural-log probabilities."""
-    request = {
-        "prompt": tokens,
-        "n_predict": 1,
-        "n_probs": top,
-        "temperature": 1.0,
-        "seed": 1,
-        "cache_prompt": False,
-        "post_sampling_probs": False,
-    }
+def ask(server: Any, route: str, request: dict[str, Any]) -> dict[str, Any]:
+    """One HTTP request to the server."""
     call = urllib.request.Request(
-        f"{server.listening_address}/completion",
+        f"{server.listening_address}/{route}",
         json.dumps(request).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(call, timeout=120) as reply:
-        answer = json.load(reply)
+        answer: dict[str, Any] = json.load(reply)
+    return answer
+
+
+def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, float]]:
+    """The `top` likeliest next tokens after `tokens`, with natural-log probabilities.
+
+    The probabilities are those of the raw logits. The token that is drawn does not matter, but the server
+    leaves the probabilities out where it is an incomplete character: a bias makes it always the letter "a".
+    """
+    letter = ask(server, "tokenize", {"content": "a", "add_special": False})["tokens"][0]
+    request = {
+        "prompt": tokens,
+        "n_predict": 1,
+        "n_probs": top,
+        "logit_bias": [[letter, 1e6]],
+        "cache_prompt": False,
+        "post_sampling_probs": False,
+    }
+    answer = ask(server, "completion", request)
     if "completion_probabilities" not in answer:
         raise RuntimeError(f"no probabilities in the answer: {str(answer)[:500]}")
     if answer["tokens_evaluated"] != len(tokens):
