@@ -1,6 +1,6 @@
 // glue.c - stands before the code that cffi generates (it is not compiled on its own): see glue.h.
-#include "llama_k3.h"
 #include "glue.h"
+#include "llama_k3.h"
 
 #include <time.h>
 
