@@ -1,0 +1,1 @@
+"""Tests of llama_k3/ and ggml_k3/."""
