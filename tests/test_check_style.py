@@ -15,7 +15,7 @@ GOOD = {
     "pyproject.toml": "# role\n",
     ".ci/run": "#!/bin/sh\n# role\n",
     "llama_k3/include/llama_k3.h": "// role\n",
-    "llama_k3/src/a.c": '// role\n#include "llama_k3.h"\n#include "ggml.h"\nint f(void) { return snprintf(); }\n',
+    "llama_k3/src/a.c": '// role\n#include "llama_k3.h"\nint f(void) { return snprintf(0, 0, ""); }\n',
     "ggml_k3/src/b.c": '// role\n#include "ggml-cpu.h"\nint g(struct s * p) { return p->abort(1); }\n',
     "python/llama_k3/_lib.py": '"""Role."""\n\nfrom ._ffi import ffi\n',
     "convert/a.py": '"""Role."""\n\nimport numpy\n',
