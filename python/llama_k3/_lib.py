@@ -93,6 +93,10 @@ class Callbacks:
         params.abort = ffi.addressof(lib, "k3_py_abort")
         params.abort_user = self._poll_state
 
+    def stop_waiting(self) -> None:
+        """The next poll of the C side, at the latest before the next micro-batch, asks at once."""
+        self._poll_state.next_poll_ns = 0
+
     def call(self, function: Any, *arguments: Any) -> None:
         """As the function `call`; raises the exception of a callback where there was one."""
         try:
@@ -114,6 +118,7 @@ class Callbacks:
 def _keep_exception(kind: type[BaseException], exception: BaseException, trace: TracebackType) -> None:
     callbacks: Callbacks = ffi.from_handle(trace.tb_frame.f_locals["owner"])
     callbacks.exception = exception
+    callbacks.stop_waiting()
 
 
 @ffi.def_extern(error=True, onerror=_keep_exception)
