@@ -10,7 +10,7 @@ from tests.bad_files import write_folder
 
 MAX_MS, MAX_KIB = 1000.0, 100 * 1000
 
-# One line for each file: status of the exception, milliseconds, growth of the peak in KiB. In a process of its
+# A line for each file: status of the exception, milliseconds, growth of the peak in KiB. In a process of its
 # own, so that the peak is that of loading.
 LOADER = """
 import sys, time
