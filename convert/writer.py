@@ -181,7 +181,8 @@ def _produce(units: list[Unit], start: int, sink: _Sink) -> None:
 class _Sink:
     """The writing thread of one file, fed with buffers in file order.
 
-    Used as a context: on leaving, all that was put is written and noted, also after an error or Ctrl-C.
+    Beside it a second thread forces what is written to the disk and notes it, while the writing goes on. Used as
+    a context: on leaving, all that was put is written and noted, also after an error or Ctrl-C.
     """
 
     PADDING = 64
@@ -200,6 +201,7 @@ class _Sink:
         for _ in range(N_BUFFERS):
             self._free.put(np.empty(unit_bytes + self.PADDING, np.uint8))
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._syncing: threading.Thread | None = None
 
     def __enter__(self) -> _Sink:
         self._thread.start()
@@ -208,9 +210,10 @@ class _Sink:
     def __exit__(self, kind: object, *unused: object) -> None:
         self._full.put(None)
         self._thread.join()
+        if self._syncing is not None:
+            self._syncing.join()
         if self._error is None:
-            with suppress(OSError) if kind is not None else _no_context():
-                self._sync()
+            self._sync(self.position)
         if kind is None:
             self._raise_error()
 
@@ -234,8 +237,7 @@ class _Sink:
             try:
                 if self._error is None:
                     self._write(buffer[:nbytes].data)
-                    if self.position - self._synced >= SYNC_BYTES:
-                        self._sync()
+                    self._start_sync()
             except BaseException as error:  # handed to the other thread, which would wait for ever otherwise
                 self._error = error
             self._free.put(buffer)
@@ -247,10 +249,21 @@ class _Sink:
         self.position += done
         self._progress(done)
 
-    def _sync(self) -> None:
-        os.fdatasync(self._descriptor)
-        self._synced = self.position
-        self._save(self.position)
+    def _start_sync(self) -> None:
+        """Starts forcing the written bytes to the disk, where enough are new and no other such run is on."""
+        busy = self._syncing is not None and self._syncing.is_alive()
+        if not busy and self.position - self._synced >= SYNC_BYTES:
+            self._syncing = threading.Thread(target=self._sync, args=(self.position,), daemon=True)
+            self._syncing.start()
+
+    def _sync(self, position: int) -> None:
+        """Forces everything before `position`, which is written, to the disk and notes it."""
+        try:
+            os.fdatasync(self._descriptor)
+            self._save(position)
+            self._synced = position
+        except OSError as error:
+            self._error = error
 
     def _raise_error(self) -> None:
         if self._error is None:
@@ -261,8 +274,3 @@ class _Sink:
         if self._error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskSpaceError(f"{reason} after {self._synced} safe bytes; free some and run again")
         raise OutputError(f"{reason} after {self._synced} safe bytes")
-
-
-@contextmanager
-def _no_context() -> Iterator[None]:
-    yield
