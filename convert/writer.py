@@ -1,8 +1,8 @@
 """Writes a plan: streams every tensor into files of a temporary name and renames them when all is complete.
 
-Two threads: the caller's reads and repacks a unit while the other writes the one before. Buffers are few and
-reused, so that memory stays the same for any size of model. At intervals the written bytes are forced to the
-disk and noted in the journal; a stopped run goes on from there.
+The caller's thread reads and repacks a unit while another writes the one before. Buffers are few and reused,
+so that memory stays the same for any size of model. At intervals the written bytes are forced to the disk and
+noted in the journal; a stopped run goes on from there.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _produce(units: list[Unit], start: int, sink: _Sink) -> None:
 class _Sink:
     """The writing thread of one file, fed with buffers in file order.
 
-    Beside it a second thread forces what is written to the disk and notes it, while the writing goes on. Used as
-    a context: on leaving, all that was put is written and noted, also after an error or Ctrl-C.
+    Beside it a second thread forces what is written to the disk and notes it, while the writing goes on. Used
+    as a context: on leaving, all that was put is written and noted, also after an error or Ctrl-C.
     """
 
     PADDING = 64

@@ -39,6 +39,7 @@ Entry = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 @dataclass(frozen=True)
 class Measurement:
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
 
 
@@ -150,7 +151,8 @@ def measure(command: Sequence[str], output: Path) -> Measurement:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
-    return Measurement(time.monotonic() - start, usage.ru_maxrss * 1024)
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Measurement(time.monotonic() - start, cpu_seconds, usage.ru_maxrss * 1024)
 
 
 def main() -> None:
@@ -172,7 +174,7 @@ def main() -> None:
             raise SystemExit("the checkpoint could not be made")
         nbytes = sum(path.stat().st_size for path in source.iterdir())
         print(f"{options.experts} experts, {nbytes / 1e9:.2f} GB\n")
-        print(f"{'':<10}{'seconds':>10}{'GB/s':>8}{'peak MiB':>10}", flush=True)
+        print(f"{'':<10}{'seconds':>10}{'GB/s':>8}{'CPU s':>8}{'peak MiB':>10}", flush=True)
         converter = [sys.executable, str(ROOT / "convert_k3.py"), str(source), "--outfile", str(gguf)]
         for _ in range(options.rounds):
             for label, command, output in (
@@ -182,10 +184,8 @@ def main() -> None:
                 drop_pages(source)
                 result = measure(command, output)
                 rate = nbytes / result.seconds / 1e9
-                print(
-                    f"{label:<10}{result.seconds:>10.1f}{rate:>8.2f}{result.peak_bytes / 2**20:>10.0f}",
-                    flush=True,
-                )
+                cells = f"{result.seconds:>10.1f}{rate:>8.2f}{result.cpu_seconds:>8.1f}"
+                print(f"{label:<10}{cells}{result.peak_bytes / 2**20:>10.0f}", flush=True)
                 shutil.rmtree(output) if output.is_dir() else output.unlink()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
