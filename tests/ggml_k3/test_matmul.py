@@ -46,7 +46,7 @@ def test_by_expert(run_op: RunOp, kind: str, slots: str) -> None:
 
 @pytest.mark.parametrize("scale", [0, 1, 2, 126, 127, 251, 252])
 def test_extreme_mxfp4_scales(run_op: RunOp, scale: int) -> None:
-    """E8M0 bytes up to 252: above, the largest code (6) leaves fp32. Activations bring products back into range."""
+    """E8M0 bytes up to 252: above, the largest code, 6, leaves fp32. Activations even the products out."""
     weight = Weight(normal((4, 32), 1), "MXFP4")
     weight.raw[:, 0] = scale
     codes = np.concatenate([weight.raw[:, 1:] & 15, weight.raw[:, 1:] >> 4], axis=1)
