@@ -84,6 +84,18 @@ def test_exit_in_a_pipe(tiny_gguf: Path) -> None:
     assert run("-m", tiny_gguf, text="/exit\nHello\n").stdout == ""
 
 
+def test_input_that_is_no_text(tiny_gguf: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "-m", str(tiny_gguf), "-n", "3", "-p", b"caf\xe9"],
+        input=b"\xff\xfe\n",
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"> caf" in done.stdout
+
+
 def test_length_limit_and_seed(tiny_gguf: Path) -> None:
     def answer(seed: int) -> str:
         options = ("-n", "12", "--ignore-eos", "--temp", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0")
@@ -128,6 +140,7 @@ def test_verbose_shows_the_librarys_messages(tiny_gguf: Path) -> None:
         (["-m", "x", "--thread", "2"], "unrecognized arguments: --thread 2"),
         (["-p", "x"], "the following arguments are required: -m/--model"),
         (["-m", "x", "-st"], "-st needs a message: -p TEXT or -f FILE"),
+        (["-m", "x", "-st", "-p", " "], "-st needs a message: -p TEXT or -f FILE"),
         (["-m", "x", "-p", "a", "-f", "b"], "not allowed with"),
         (["-m", "x", "-f", "no-such-file"], "-f no-such-file: "),
         (["-m", "x", "-n", "-2"], "-n: found -2, wanted at least -1"),

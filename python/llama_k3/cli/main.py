@@ -83,15 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _first_message(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str | None:
+    text: str | None = args.prompt
     if args.file is not None:
         try:
-            text: str = args.file.read_text(encoding="utf-8")
+            text = args.file.read_text(encoding="utf-8").removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             parser.error(f"-f {args.file}: {error}")
-        return text.removesuffix("\n")
-    if args.prompt is None and args.single_turn:
+    if args.single_turn and not (text and text.strip()):
         parser.error("-st needs a message: -p TEXT or -f FILE")
-    return args.prompt
+    return text
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from typing import TextIO
@@ -23,6 +24,10 @@ class Terminal:
 
     def __init__(self, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        # Bytes that are no text, typed, piped or given as a flag, are not worth a failure.
+        for stream in (stdin, stdout, stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         self._typing = stdin.isatty() and stdout.isatty()
         self._colour = stdout.isatty() and not os.environ.get("NO_COLOR")
         self._progress = stderr.isatty()
