@@ -114,12 +114,13 @@ def test_time_is_linear(tokenizer: Tokenizer, unit: str) -> None:
     assert seconds(400_000) < 10 * max(long, 0.05)
 
 
-def test_long_runs_are_cut_as_in_the_reference(tokenizer: Tokenizer) -> None:
-    word, space = "abc" * 8334, " " * 25_000  # 25,002 and 25,000 characters
-    assert tokenizer.encode(word) == tokenizer.encode(word[:25_000]) + tokenizer.encode(word[25_000:])
-    assert tokenizer.encode(space + "x" + word) == (
-        tokenizer.encode(space + "x" + word[:24_999]) + tokenizer.encode(word[24_999:])
-    )
+def test_long_texts_are_cut_as_in_the_reference() -> None:
+    """Runs after 25,000 characters, every text after 400,000: a pair across the cut is not merged."""
+    tokenizer = small_tokenizer([b"aa", b"  ", b" a"], [], [])
+    a, b, tab, space, aa, spaces, word = (*b"ab\t ", 256, 257, 258)
+    assert tokenizer.encode("b" + "a" * 25_001) == [b, *[aa] * 12_499, a, aa]
+    assert tokenizer.encode("\t" + " " * 25_000) == [tab, *[spaces] * 12_499, space, space]
+    assert tokenizer.encode("a" + " a" * 200_001) == [a, *[word] * 199_999, space, a, word]
 
 
 def test_surrogates(tokenizer: Tokenizer) -> None:
