@@ -26,6 +26,10 @@ NAN_SCALE = 255
 
 MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
 VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
+# Both values of a packed byte, the low nibble's first, as one 64-bit pattern.
+_PAIRS = np.stack([np.tile(VALUES, 16), np.repeat(VALUES, 16)], axis=-1).reshape(-1).view(np.uint64)
+# 2^(s-127) by scale byte s.
+_POWERS = np.ldexp(np.float32(1), np.arange(NAN_SCALE) - 127).astype(np.float32)
 # Halfway points between neighbouring magnitudes; a value on one goes to the smaller magnitude, as ggml does.
 THRESHOLDS = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).astype(np.float32)
 
@@ -97,9 +101,10 @@ def codes_of_blocks(blocks: Bytes) -> Bytes:
 
 
 def dequantise(packed: Bytes, scales: Bytes) -> Floats:
-    """packed [n, 16] in the checkpoint layout and scales [n] -> values [n, 32]."""
-    exponents = scales.astype(np.int32) - 127
-    return np.ldexp(VALUES[codes_of_packed(packed)], exponents[:, None]).astype(np.float32)
+    """packed [n, 16] in the checkpoint layout and scales [n], none of them NaN -> values [n, 32]."""
+    values: Floats = _PAIRS[packed].view(np.float32).reshape(-1, BLOCK)
+    values *= _POWERS[scales][:, None]
+    return values
 
 
 def quantise(values: Floats) -> Bytes:

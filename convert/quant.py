@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float32]
 # Types whose bytes in the checkpoint and in GGUF are the same.
 TYPE_OF_DTYPE = {"BF16": Type.BF16, "F16": Type.F16, "F32": Type.F32}
 
-BLOCK = 32
-Q8_0_BYTES = 34
+# Values that are encoded at a time: the intermediate arrays stay in the processor's cache.
+SLICE_VALUES = 1 << 16
 
 
 def row_bytes(qtype: Type, cols: int) -> int:
@@ -45,14 +45,40 @@ def encode(values: Floats, qtype: Type, name: str) -> Bytes:
 
     Raises ValueRangeError, naming the tensor `name`, for values that the type cannot hold.
     """
-    if qtype not in (Type.F32, Type.BF16):
-        _check_range(values, qtype, name)
+    if qtype == Type.F32:
+        return values.view(np.uint8)
+    block, nbytes = gguf.GGML_QUANT_SIZES[qtype]
+    out = np.empty(values.size // block * nbytes, np.uint8)
+    for start in range(0, values.size, SLICE_VALUES):
+        part = values[start : start + SLICE_VALUES]
+        place = start // block * nbytes
+        encoded = _encode_slice(part, qtype, name)
+        out[place : place + encoded.size] = encoded
+    return out
+
+
+def _encode_slice(values: Floats, qtype: Type, name: str) -> Bytes:
+    if qtype == Type.BF16:
+        return _encode_bf16(values)
+    _check_range(values, qtype, name)
     if qtype == Type.MXFP4:
-        return mxfp4.quantise(values.reshape(-1, BLOCK)).reshape(-1)
-    if qtype == Type.Q8_0:
-        values = values.reshape(-1, BLOCK)
-    encoded: Bytes = np.ascontiguousarray(gguf.quants.quantize(values, qtype)).view(np.uint8).reshape(-1)
+        return mxfp4.quantise(values.reshape(-1, mxfp4.BLOCK)).reshape(-1)
+    encoded: Bytes = gguf.quants.quantize(values, qtype).view(np.uint8)
     return encoded
+
+
+def _encode_bf16(values: Floats) -> Bytes:
+    """Rounds to nearest, ties to even; a NaN stays one."""
+    bits = values.view(np.uint32)
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if is_nan.any():
+        rounded[is_nan] = (bits[is_nan] >> 16) | 64
+    return rounded.astype(np.uint16).view(np.uint8)
 
 
 def _check_range(values: Floats, qtype: Type, name: str) -> None:

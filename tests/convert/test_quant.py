@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
 from convert.errors import ValueRangeError
-from convert.quant import decode, encode
+from convert.quant import SLICE_VALUES, decode, encode
 
 
 def test_decode_bf16_all_patterns() -> None:
@@ -55,3 +56,21 @@ def test_q8_0_scale_range() -> None:
     encode(np.full(32, 65504.0 * 127, np.float32), Type.Q8_0, "x")
     with pytest.raises(ValueRangeError):
         encode(np.full(32, 65504.0 * 128, np.float32), Type.Q8_0, "x")
+
+
+@pytest.mark.parametrize("qtype", [Type.BF16, Type.F16, Type.Q8_0, Type.MXFP4])
+def test_encode_equals_gguf(qtype: Type) -> None:
+    """Bit for bit, over more values than one slice holds."""
+    rng = np.random.default_rng(9)
+    values = rng.standard_normal(SLICE_VALUES * 2 + 320).astype(np.float32)
+    wanted = gguf.quants.quantize(values, qtype)
+    np.testing.assert_array_equal(encode(values, qtype, "x"), wanted.view(np.uint8))
+
+
+def test_encode_bf16_odd_patterns() -> None:
+    """NaN of every kind stays NaN, infinities stay, the largest values become infinite, as gguf has it."""
+    bits = np.random.default_rng(10).integers(0, 1 << 32, 100_000, np.uint32)
+    special = np.array([0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF, 0x7F7FFFFF, 0x00000001], np.uint32)
+    values = np.concatenate([bits, special]).view(np.float32)
+    found = encode(values, Type.BF16, "x").view(np.uint16)
+    np.testing.assert_array_equal(found, gguf.quants.quantize(values, Type.BF16).view(np.uint16))
