@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 refused (one line `error: ...` on stderr), 2 wrong usage, 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .checkpoint import Checkpoint
-from .config import SHORT_CONV, HyperParameters, read_config
+from .config import SHORT_CONV, HyperParameters, check_packing, read_config
 from .errors import ConvertError, LayerKindError, MissingVocabError
 from .header import Key
 from .keys import model_keys
@@ -39,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options)
     except ConvertError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    except BrokenPipeError:
+        # Whoever read the output has enough of it; Python must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_REFUSED
     except OSError as error:
         print(f"error: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
@@ -109,7 +114,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _make_plan(checkpoint: Checkpoint, hp: HyperParameters, options: argparse.Namespace) -> Plan:
-    tensors = choose_types(match_tensors(hp, checkpoint), options.outtype, options.experts)
+    matched = match_tensors(hp, checkpoint)
+    if any(tensor.packed for tensor in matched):
+        check_packing(checkpoint.config)
+    tensors = choose_types(matched, options.outtype, options.experts)
     name = checkpoint.path.resolve().name
     keys = model_keys(hp, name, file_type(tensors, options.outtype))
     keys += _tokenizer_keys(checkpoint, hp, lenient=options.dry_run)

@@ -209,6 +209,15 @@ def read_config(config: Mapping[str, Any]) -> HyperParameters:
     )
 
 
+def check_packing(config: Mapping[str, Any]) -> None:
+    """Refuses packed weights of any other format than the one whose codes the converter knows."""
+    fields = text_fields(config)
+    owner = fields if fields.present("quantization_config") else Fields(dict(config), "")
+    packing = Fields(owner.get("quantization_config"), owner.path("quantization_config"))
+    packing.require("quant_method", "compressed-tensors")
+    packing.require("format", "mxfp4-pack-quantized")
+
+
 def _architecture(config: Mapping[str, Any], fields: Fields) -> str:
     """Which of the two models this is.
 

@@ -34,6 +34,9 @@ SYNC_BYTES = 256 << 20
 
 Progress = Callable[[int], None]
 
+# Without the file's times where the system can do so.
+_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
+
 
 class Output:
     """The output files of one plan on the disk: space, resuming, writing, renaming."""
@@ -259,7 +262,7 @@ class _Sink:
     def _sync(self, position: int) -> None:
         """Forces everything before `position`, which is written, to the disk and notes it."""
         try:
-            os.fdatasync(self._descriptor)
+            _sync_data(self._descriptor)
             self._save(position)
             self._synced = position
         except OSError as error:

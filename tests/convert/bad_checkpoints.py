@@ -22,7 +22,16 @@ if __package__ in (None, ""):  # run as a script
 import numpy as np
 
 from convert import errors as e
-from tests.convert.small_checkpoint import EOM, MERGED, N_RANKS, VOCAB, SmallCheckpoint, Tensor, small_k3
+from tests.convert.small_checkpoint import (
+    EOM,
+    MERGED,
+    N_RANKS,
+    PACKING,
+    VOCAB,
+    SmallCheckpoint,
+    Tensor,
+    small_k3,
+)
 
 MAX_FILE_BYTES = 64 << 10
 LAYER1 = "language_model.model.layers.1."
@@ -304,6 +313,12 @@ def _config_cases() -> list[Case]:
         *(Case(f"range_{k}", e.FieldRangeError, _text(**{k: v})) for k, v in ranges.items()),
         *(Case(f"type_{k}", e.FieldTypeError, _text(**{k: v})) for k, v in types.items()),
         *(Case(f"missing_{k}", e.MissingFieldError, _without(k)) for k in missing),
+        Case(
+            "unsupported_packing",
+            e.UnsupportedError,
+            _text(quantization_config={**PACKING, "format": "int4"}),
+        ),
+        Case("missing_packing", e.MissingFieldError, _without("quantization_config")),
         Case("unsupported_gate_rank", e.UnsupportedError, _linear(use_full_rank_gate=False)),
         Case("unsupported_conv", e.UnsupportedError, _linear(short_conv_kernel_size=3)),
         Case("unsupported_heads", e.UnsupportedError, _linear(num_heads=4)),

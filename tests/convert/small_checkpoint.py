@@ -32,6 +32,8 @@ EXPERTS, INNER, LATENT = 2, 32, 32
 BOS, EOS, EOM, PAD = N_RANKS, N_RANKS + 1, N_RANKS + 2, VOCAB - 1
 SPECIALS = {BOS: "[BOS]", EOS: "[EOS]", EOM: "<|end_of_msg|>", PAD: "[PAD]"}
 
+PACKING = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
+
 F32_PARTS = ("A_log", "dt_bias", "conv1d.weight", "o_norm.weight", "e_score_correction_bias")
 
 
@@ -137,6 +139,8 @@ def small_k3(packed: bool = True) -> SmallCheckpoint:
         "architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3", "text_config": text,
         "tie_word_embeddings": False, "bos_token_id": BOS, "eos_token_id": EOM, "pad_token_id": PAD,
     }  # fmt: skip
+    if packed:
+        text["quantization_config"] = dict(PACKING)
     tensors = _Maker("language_model.", packed).model(k3=True)
     return SmallCheckpoint(config, tensors, _tokenizer(), _ranks())
 
@@ -159,6 +163,8 @@ def small_linear(packed: bool = False) -> SmallCheckpoint:
             "full_attn_layers": [3], "kda_layers": [1, 2],
         },
     }  # fmt: skip
+    if packed:
+        config["quantization_config"] = dict(PACKING)
     return SmallCheckpoint(config, _Maker("", packed).model(k3=False), _tokenizer(), _ranks())
 
 
