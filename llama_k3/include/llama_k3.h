@@ -5,8 +5,7 @@
 // timeline of tokens; everything mutable belongs to a sequence of a context.
 //
 // Every function that can fail returns a status (0 = LLAMA_K3_OK) and writes a message that names the thing, the
-// value found and the value wanted into `err` (may be NULL; always 0-terminated). The library never exits, aborts
-// or prints on bad input.
+// value found and the value wanted into `err` (may be NULL; 0-terminated). The library never exits, aborts or prints.
 #ifndef LLAMA_K3_H
 #define LLAMA_K3_H
 
@@ -172,7 +171,8 @@ LLAMA_K3_API int llama_k3_context_new(llama_k3_model * model, const llama_k3_con
                                       llama_k3_context ** out, char * err, size_t err_size);
 // LLAMA_K3_BUSY while another thread uses the context: nothing is freed then. NULL is allowed.
 LLAMA_K3_API int llama_k3_context_free(llama_k3_context * ctx);
-LLAMA_K3_API void llama_k3_context_get_memory(const llama_k3_context * ctx, llama_k3_memory * out);
+LLAMA_K3_API int llama_k3_context_get_memory(llama_k3_context * ctx, llama_k3_memory * out, char * err,
+                                             size_t err_size);
 
 typedef struct llama_k3_batch_item {
     int32_t token, seq;
@@ -226,17 +226,17 @@ LLAMA_K3_API uint64_t llama_k3_snapshot_size(const llama_k3_snapshot * snapshot)
 // The same as a file: written to a temporary name and renamed; read and checked whole before anything is replaced.
 LLAMA_K3_API int llama_k3_seq_save(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size);
 LLAMA_K3_API int llama_k3_seq_load(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size);
-// Copies up to n tokens of the sequence from `first` on; returns how many were copied.
-LLAMA_K3_API int64_t llama_k3_seq_tokens(const llama_k3_context * ctx, int32_t seq, int64_t first, int32_t * out,
-                                         int64_t n);
+// Copies up to n tokens from `first` on; *n_copied tells how many there were.
+LLAMA_K3_API int llama_k3_seq_tokens(llama_k3_context * ctx, int32_t seq, int64_t first, int32_t * out, int64_t n,
+                                     int64_t * n_copied, char * err, size_t err_size);
 
 // ---- sampler ---------------------------------------------------------------------------------------------
 
 typedef struct llama_k3_sampler_params {
-    float temperature;  // <= 0: the largest logit, ties to the lower id
+    float temperature;  // 0: the largest logit, ties to the lower id
     int32_t top_k;      // <= 0: all
     float top_p;        // >= 1: all
-    float min_p;        // <= 0: all; relative to the largest probability
+    float min_p;        // 0: all; relative to the largest probability
     uint64_t seed;
 } llama_k3_sampler_params;
 

@@ -229,7 +229,8 @@ int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
     if (status) {
         return status;
     }
-    k3_checkpoint ** shared = realloc(to->checkpoints, (from->n_checkpoints + 1) * sizeof(*shared));
+    const uint32_t n        = from->n_checkpoints > to->n_checkpoints ? from->n_checkpoints : to->n_checkpoints;
+    k3_checkpoint ** shared = realloc(to->checkpoints, (n + 1) * sizeof(*shared));  // those of dst are still in it
     if (!shared) {
         return k3_fail(e, LLAMA_K3_MEMORY, "sequence %d: no memory for %u snapshots", dst, from->n_checkpoints);
     }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_THREADS = GGML_MAX_N_THREADS, MAX_SEQUENCES = 4096, MAX_UBATCH = 1 << 16 };
 
@@ -124,10 +125,13 @@ static int reserve_compute(llama_k3_context * ctx, k3_error e) {
     return status;
 }
 
+// The threads of the pool stayed behind in the process that forked this one.
+static bool lost_threads(const llama_k3_context * ctx) { return ctx->params.n_threads > 1 && ctx->process != getpid(); }
+
 static void destroy(llama_k3_context * ctx) {
     ggml_gallocr_free(ctx->compute);
     ggml_backend_free(ctx->backend);
-    if (ctx->threads) {
+    if (ctx->threads && !lost_threads(ctx)) {  // would wait for them
         ggml_threadpool_free(ctx->threads);
     }
     k3_cache_free(&ctx->cache);
@@ -147,8 +151,9 @@ static llama_k3_context * create(llama_k3_model * model, const llama_k3_context_
         return NULL;
     }
     k3_model_retain(model);
-    ctx->model  = model;
-    ctx->params = *params;
+    ctx->model   = model;
+    ctx->params  = *params;
+    ctx->process = getpid();
     atomic_flag_clear(&ctx->busy);
     return ctx;
 }
@@ -233,8 +238,15 @@ int llama_k3_context_estimate(llama_k3_model * model, const llama_k3_context_par
     return status;
 }
 
-void llama_k3_context_get_memory(const llama_k3_context * ctx, llama_k3_memory * out) {
+int llama_k3_context_get_memory(llama_k3_context * ctx, llama_k3_memory * out, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
     memory_of(ctx, ggml_gallocr_get_buffer_size(ctx->compute, 0), out);
+    k3_context_leave(ctx);
+    return LLAMA_K3_OK;
 }
 
 void llama_k3_context_get_counters(const llama_k3_context * ctx, llama_k3_counters * out) { *out = ctx->counters; }
@@ -242,6 +254,11 @@ void llama_k3_context_get_counters(const llama_k3_context * ctx, llama_k3_counte
 void llama_k3_context_reset_counters(llama_k3_context * ctx) { ctx->counters = (llama_k3_counters) {0}; }
 
 int k3_context_enter(llama_k3_context * ctx, k3_error e) {
+    if (lost_threads(ctx)) {
+        return k3_fail(e, LLAMA_K3_ARGUMENT,
+                       "context: found one of process %lld with %u threads in process %lld, wanted one made after fork",
+                       (long long) ctx->process, ctx->params.n_threads, (long long) getpid());
+    }
     if (atomic_flag_test_and_set(&ctx->busy)) {
         return k3_fail(e, LLAMA_K3_BUSY, "context: in use by another thread, wanted one thread at a time");
     }

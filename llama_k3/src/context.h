@@ -10,6 +10,7 @@
 #include "ggml-cpu.h"
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
 struct llama_k3_context {
     struct llama_k3_model * model;
@@ -24,9 +25,11 @@ struct llama_k3_context {
     llama_k3_counters counters;
     uint64_t dense_bytes;  // weights read by every micro-batch, the output matrix not counted
     atomic_flag busy;
+    pid_t process;  // that made the context: a forked one has none of its threads
 };
 
-// Claims the context for one call; LLAMA_K3_BUSY when another thread holds it.
+// Claims the context for one call; LLAMA_K3_BUSY when another thread holds it. LLAMA_K3_ARGUMENT in a forked process
+// that lacks the context's threads.
 int k3_context_enter(llama_k3_context * ctx, k3_error e);
 void k3_context_leave(llama_k3_context * ctx);
 // LLAMA_K3_ARGUMENT unless 0 <= seq < n_seq_max.

@@ -8,14 +8,26 @@ int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq) {
     return k3_context_check_seq(ctx, seq, none) ? -1 : ctx->cache.seq[seq].position;
 }
 
-int64_t llama_k3_seq_tokens(const llama_k3_context * ctx, int32_t seq, int64_t first, int32_t * tokens, int64_t n) {
-    const int64_t position = llama_k3_seq_position(ctx, seq);
-    if (first < 0 || first >= position || n <= 0) {
+static int64_t copy_tokens(const k3_sequence * s, int64_t first, int32_t * tokens, int64_t n) {
+    if (first < 0 || first >= s->position || n <= 0) {
         return 0;
     }
-    n = n < position - first ? n : position - first;
-    memcpy(tokens, ctx->cache.seq[seq].tokens + first, (size_t) n * sizeof(*tokens));
+    n = n < s->position - first ? n : s->position - first;
+    memcpy(tokens, s->tokens + first, (size_t) n * sizeof(*tokens));
     return n;
+}
+
+int llama_k3_seq_tokens(llama_k3_context * ctx, int32_t seq, int64_t first, int32_t * tokens, int64_t n,
+                        int64_t * n_copied, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status    = k3_context_check_seq(ctx, seq, e);
+    *n_copied = status ? 0 : copy_tokens(&ctx->cache.seq[seq], first, tokens, n);
+    k3_context_leave(ctx);
+    return status;
 }
 
 int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size) {

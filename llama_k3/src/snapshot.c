@@ -331,6 +331,10 @@ static bool read_all(int fd, uint8_t * data, uint64_t size) {
 }
 
 static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e) {
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {  // renaming would put a file in a device's place
+        return k3_fail(e, LLAMA_K3_STATE_WRITE, "%s: found no regular file, wanted one or a new name", path);
+    }
     const size_t n = strlen(path) + sizeof(".XXXXXX");
     char * temp    = malloc(n);
     if (!temp) {
@@ -359,13 +363,13 @@ static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e
 static int open_file(const llama_k3_context * ctx, const char * path, int * out, uint64_t * size, k3_error e) {
     struct stat st;
     header h;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        const int cause = fd < 0 ? errno : EINVAL;
-        if (fd >= 0) {
-            close(fd);
-        }
-        return k3_fail(e, LLAMA_K3_STATE_OPEN, "%s: not readable: %s", path, strerror(cause));
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO is opened at once, and refused
+    if (fd < 0) {
+        return k3_fail(e, LLAMA_K3_STATE_OPEN, "%s: not readable: %s", path, strerror(errno));
+    }
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return k3_fail(e, LLAMA_K3_STATE_OPEN, "%s: found no regular file, wanted one", path);
     }
     *size      = (uint64_t) st.st_size;
     int status = LLAMA_K3_OK;

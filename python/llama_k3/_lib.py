@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +10,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ._ffi import ffi, lib
-from .errors import ClosedError, ContextBusyError, LlamaK3Error, check
+from .errors import ArgumentError, ClosedError, ContextBusyError, LlamaK3Error, check
 
-__all__ = ["Callbacks", "Handle", "call", "ffi", "lib", "set_log_callback"]
+__all__ = ["Callbacks", "Handle", "call", "ffi", "lib", "path_bytes", "set_log_callback"]
 
 _MESSAGE_BYTES = 1024
 _Self = TypeVar("_Self", bound="Handle")
@@ -25,28 +26,45 @@ def call(function: Any, *arguments: Any) -> None:
         check(status, ffi.string(message).decode("utf-8", "replace"))
 
 
+def path_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A path for C. ArgumentError for what is no path; a NUL would cut it short."""
+    try:
+        data = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ArgumentError(f"path: found {path!r}, wanted a path: {error}") from None
+    if b"\0" in data:
+        raise ArgumentError(f"path: found {path!r}, wanted a path without NUL")
+    return data
+
+
 class Handle:
-    """Owner of one C object; a context manager. `close()` frees it once, never while a call uses it."""
+    """Owner of one C object; a context manager. `close()` lets go of it; not while another thread uses it.
+
+    The object is freed with the last reference to its pointer. So no call can lose it, also where an
+    exception of a signal handler comes between two lines here; the list of users only serves the refusal.
+    """
 
     def __init__(self, what: str, pointer: Any, free: Callable[[Any], Any]) -> None:
         self._what = what
-        self._pointer: Any = pointer
-        self._free = free
-        self._users = 0
-        self._guard = threading.Lock()
+        self._pointer: Any = ffi.gc(pointer, free)
+        self._users: list[int] = []  # the thread of each call inside
+        self._guard = threading.RLock()
 
     @contextmanager
     def _borrow(self) -> Iterator[Any]:
         """The pointer, kept alive for the body. ClosedError after close()."""
-        with self._guard:
-            if self._pointer is None:
-                raise ClosedError(f"the {self._what} is closed")
-            self._users += 1
+        thread = threading.get_ident()
         try:
-            yield self._pointer
+            with self._guard:
+                pointer = self._pointer
+                if pointer is None:
+                    raise ClosedError(f"the {self._what} is closed")
+                self._users.append(thread)
+            yield pointer
         finally:
             with self._guard:
-                self._users -= 1
+                if thread in self._users:
+                    self._users.remove(thread)
 
     @property
     def closed(self) -> bool:
@@ -55,11 +73,9 @@ class Handle:
     def close(self) -> None:
         """Free the memory; a second call does nothing. ContextBusyError while another thread uses it."""
         with self._guard:
-            if self._users:
+            if any(user != threading.get_ident() for user in self._users):
                 raise ContextBusyError(f"the {self._what} is in use by another thread and cannot be closed")
-            pointer, self._pointer = self._pointer, None
-        if pointer is not None:
-            self._free(pointer)
+            self._pointer = None
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -68,10 +84,6 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None:
-            self.close()
 
 
 class Callbacks:

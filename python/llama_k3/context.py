@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ._lib import Callbacks, Handle, call, ffi, lib
-from .errors import ArgumentError, check
+from ._lib import Callbacks, Handle, call, ffi, lib, path_bytes
+from .errors import ArgumentError
 
 Logits = npt.NDArray[np.float32]
 Tokens = Sequence[int] | npt.NDArray[Any]
@@ -129,7 +129,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 
 def _integers(name: str, values: Any, low: int, high: int) -> npt.NDArray[np.int64]:
     """A one-dimensional array of integers in low .. high; ArgumentError names the first that is not."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ArgumentError(f"{name}: found lists of several lengths, wanted a list of integers") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ArgumentError(
             f"{name}: found {array.ndim} dimensions of {array.dtype}, wanted a list of integers"
@@ -152,10 +155,6 @@ class Snapshot(Handle):
         """Bytes held."""
 
 
-def _free_context(pointer: Any) -> None:
-    check(lib.llama_k3_context_free(pointer), "the context is in use by another thread")
-
-
 class Context(Handle):
     """Sequences 0 .. n_seq_max - 1 of one model. Made by Model.context; a context manager.
 
@@ -174,7 +173,7 @@ class Context(Handle):
             c_params.progress_user = self._callbacks.owner
         out = ffi.new("llama_k3_context **")
         call(lib.llama_k3_context_new, model, c_params, out)
-        super().__init__("context", out[0], _free_context)
+        super().__init__("context", out[0], lib.llama_k3_context_free)
         self.params = params
         self.n_vocab = n_vocab
 
@@ -231,13 +230,12 @@ class Context(Handle):
 
     def tokens(self, seq: int = 0) -> list[int]:
         """The tokens of the sequence."""
+        copied = ffi.new("int64_t *")
         with self._borrow() as pointer:
             count = lib.llama_k3_seq_position(pointer, self._seq(seq))
-            out = np.empty(count, np.int32)
-            if count:
-                copied = lib.llama_k3_seq_tokens(pointer, seq, 0, ffi.from_buffer("int32_t[]", out), count)
-                out = out[:copied]
-        return [int(token) for token in out]
+            out = ffi.new("int32_t[]", count)
+            call(lib.llama_k3_seq_tokens, pointer, seq, 0, out, count, copied)
+        return ffi.unpack(out, copied[0]) if copied[0] else []
 
     def truncate(self, seq: int, pos: int) -> int:
         """Go back to `pos` tokens, or to the newest snapshot before it: returns the position to go on from.
@@ -269,24 +267,26 @@ class Context(Handle):
 
     def restore(self, seq: int, snapshot: Snapshot) -> None:
         """Make the sequence what it was when the snapshot was taken."""
+        if not isinstance(snapshot, Snapshot):
+            raise ArgumentError(f"snapshot: found {type(snapshot).__name__}, wanted a Snapshot")
         with self._borrow() as pointer, snapshot._borrow() as copy:
             call(lib.llama_k3_seq_restore, pointer, self._seq(seq), copy)
 
     def save(self, seq: int, path: str | os.PathLike[str]) -> None:
         """Write the sequence to a file, by way of a temporary name beside it."""
         with self._borrow() as pointer:
-            call(lib.llama_k3_seq_save, pointer, self._seq(seq), os.fsencode(path))
+            call(lib.llama_k3_seq_save, pointer, self._seq(seq), path_bytes(path))
 
     def load(self, seq: int, path: str | os.PathLike[str]) -> None:
         """Read a sequence that `save` wrote; the file is checked whole before the sequence changes."""
         with self._borrow() as pointer:
-            call(lib.llama_k3_seq_load, pointer, self._seq(seq), os.fsencode(path))
+            call(lib.llama_k3_seq_load, pointer, self._seq(seq), path_bytes(path))
 
     def memory(self) -> Memory:
         """Bytes by part as allocated and used now; Model.memory tells before a context is made."""
         out = ffi.new("llama_k3_memory *")
         with self._borrow() as pointer:
-            lib.llama_k3_context_get_memory(pointer, out)
+            call(lib.llama_k3_context_get_memory, pointer, out)
         return memory_of(out)
 
     def counters(self) -> Counters:

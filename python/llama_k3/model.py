@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ._lib import Callbacks, Handle, call, ffi, lib
+from ._lib import Callbacks, Handle, call, ffi, lib, path_bytes
 from .context import Context, ContextParams, DecodeProgress, Memory, memory_of
 from .generate import generate_text
 from .sampling import Sampler
@@ -104,7 +104,7 @@ class Model(Handle):
         params.progress = lib.k3_py_load_progress
         params.progress_user = callbacks.owner
         out = ffi.new("llama_k3_model **")
-        callbacks.call(lib.llama_k3_model_load, os.fsencode(path), params, out)
+        callbacks.call(lib.llama_k3_model_load, path_bytes(path), params, out)
         super().__init__("model", out[0], lib.llama_k3_model_free)
         self.n_threads = available_cpus() if n_threads is None else n_threads
         self.info = self._read_info()

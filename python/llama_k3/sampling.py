@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from .errors import ArgumentError
 
 
 class Sampler(Handle):
-    """Top-k, top-p, min-p, then temperature, then a seeded draw; a context manager.
+    """Top-k, top-p, min-p, then temperature, then a seeded draw; a context manager. Threads take turns.
 
-    temperature <= 0: the largest logit, ties to the lower id. top_k <= 0, top_p >= 1, min_p <= 0: no such
-    filter.
+    temperature 0: the largest logit, ties to the lower id. top_k <= 0, top_p >= 1, min_p 0: no such filter.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Sampler(Handle):
         out = ffi.new("llama_k3_sampler **")
         call(lib.llama_k3_sampler_new, params, out)
         super().__init__("sampler", out[0], lib.llama_k3_sampler_free)
+        self._turn = threading.Lock()
 
     def sample(self, logits: npt.NDArray[Any]) -> int:
         """A token id drawn from logits [n_vocab]."""
@@ -48,6 +49,6 @@ class Sampler(Handle):
         if row.ndim != 1 or not row.size:
             raise ArgumentError(f"logits: found shape {row.shape}, wanted one row [n_vocab]")
         token = ffi.new("int32_t *")
-        with self._borrow() as pointer:
+        with self._turn, self._borrow() as pointer:
             call(lib.llama_k3_sampler_sample, pointer, ffi.from_buffer("float[]", row), row.size, token)
         return int(token[0])

@@ -5,6 +5,7 @@ That the numbers are right is shown by tests/runtime against the reference model
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from llama_k3.errors import StateFormatError, StateOpenError
 
-from llama_k3 import ArgumentError, ClosedError, Context, ContextFullError, Model, Snapshot
+from llama_k3 import ArgumentError, ClosedError, Context, ContextFullError, Model, Snapshot, StateError
 
 TOKENS = [5, 80, 300, 7, 7, 512, 90, 3, 44, 201]
 
@@ -68,6 +69,7 @@ def test_batch_of_several_sequences(context: Context) -> None:
         ([2**40], r"tokens\[0\]: found 1099511627776"),
         ([1.0], "tokens: found 1 dimensions of float64"),
         ([[1, 2]], "tokens: found 2 dimensions"),
+        ([[1, 2], [3]], "tokens: found lists of several lengths"),
         (["a"], "tokens: found 1 dimensions of"),
         ([None], "tokens: found 1 dimensions of object"),
         (5, "tokens: found 0 dimensions"),
@@ -93,6 +95,11 @@ def test_tokens_that_are_refused(context: Context, tokens: Any, error: str) -> N
         (lambda c: c.copy(0, 9), "dst: found 9"),
         (lambda c: c.truncate(0, 1), "pos: found 1, wanted 0 .. 0"),
         (lambda c: c.position(True), "seq: found True, wanted an integer"),
+        (lambda c: c.decode_batch([([1], 0, True), (1, 0, True)]), "token of items: found lists of several"),
+        (lambda c: c.restore(0, None), "snapshot: found NoneType, wanted a Snapshot"),
+        (lambda c: c.restore(c.snapshot(), 0), "snapshot: found int, wanted a Snapshot"),
+        (lambda c: c.save(0, "name\0rest"), "path: found 'name.x00rest', wanted a path without NUL"),
+        (lambda c: c.load(0, 5), "path: found 5, wanted a path"),
     ],
 )
 def test_arguments_that_are_refused(context: Context, use: Callable[[Context], Any], error: str) -> None:
@@ -162,6 +169,19 @@ def test_files_that_cannot_be_loaded(context: Context, tmp_path: Path) -> None:
     with pytest.raises(StateFormatError):
         context.load(0, tmp_path / "text")
     assert context.tokens() == [1, 2]
+
+
+@pytest.mark.parametrize("use", [Context.save, Context.load])
+def test_what_is_no_file_is_neither_read_nor_replaced(
+    context: Context, tmp_path: Path, use: Callable[..., None]
+) -> None:
+    """A pipe stands for devices: opening one may wait, renaming over one would destroy it."""
+    context.decode([1, 2], logits="none")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(StateError, match="found no regular file, wanted one"):
+            use(context, 0, path)
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True]
 
 
 def test_use_after_close(model: Model) -> None:

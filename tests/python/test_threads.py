@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llama_k3 import Context, ContextBusyError, Model
+from llama_k3 import Context, ContextBusyError, Model, Sampler
 
 # Far longer than any of these tests runs.
 LONG = [(37 * i + 5) % 700 for i in range(30_000)]
@@ -103,6 +105,9 @@ def test_a_second_thread_is_refused_and_does_no_harm(model: Model) -> None:
                 break
             with pytest.raises(ContextBusyError, match="in use by another thread"):
                 context.clear()
+            for use in (context.tokens, context.memory):
+                with pytest.raises(ContextBusyError, match="in use by another thread"):
+                    use()
             with pytest.raises(ContextBusyError, match="cannot be closed"):
                 context.close()
             refused += 1
@@ -128,3 +133,75 @@ def test_contexts_of_one_model_run_in_parallel(model: Model) -> None:
     assert all(np.array_equal(results[number], wanted) for number in range(2))
     for context in contexts:
         context.close()
+
+
+def test_threads_take_turns_with_a_sampler() -> None:
+    rows = [np.zeros(size, np.float32) for size in (10, 1_000, 20_000, 200_000)]
+    with Sampler(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) as sampler:
+
+        def work(number: int) -> None:
+            for step in range(40):
+                row = rows[(number + step) % len(rows)]
+                assert 0 <= sampler.sample(row) < row.size
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(rows))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def test_close_after_exceptions_at_any_moment(model: Model) -> None:
+    """An exception of a signal handler comes between two lines of the package too; close() works after it."""
+
+    class Alarm(Exception):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    random = np.random.default_rng(0)
+    context = model.context(n_ctx=16)
+    old = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + float(random.random()) * 1e-3)
+                while True:
+                    context.position()
+            except Alarm as error:
+                if random.random() < 0.02:
+                    context.close()  # while the traceback still holds every frame
+                    context = model.context(n_ctx=16)
+                del error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    context.close()
+
+
+def test_a_forked_process_has_no_threads_of_the_context(tiny_gguf: Path) -> None:
+    """It is told so, can close the context, and can make another one."""
+    script = f"""
+import os
+from llama_k3 import ArgumentError, Model
+model = Model({str(tiny_gguf)!r}, n_threads=2)
+context = model.context(n_ctx=64)
+context.decode([1, 2, 3])
+child = os.fork()
+if child == 0:
+    try:
+        context.decode([4])
+    except ArgumentError as error:
+        print(error, flush=True)
+    context.close()
+    print(model.context(n_ctx=64).decode([1]).shape, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(context.decode([4]).shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.count("(1, 1024)") == 2
+    assert "wanted one made after fork" in done.stdout

@@ -15,6 +15,7 @@ from tests.compare import assert_close
 from tests.runtime.conftest import Case
 
 EXACT = 2e-4
+POISONED_TOKEN = 7
 
 
 @pytest.mark.parametrize(("kv_type", "row_bytes"), [("f32", 4), ("bf16", 2), ("f16", 2), ("q8_0", 34 / 32)])
@@ -101,22 +102,22 @@ def test_stopping_keeps_whole_micro_batches(exact: Case) -> None:
 
 
 def poisoned(source: Path, target: Path, tensor: str) -> Path:
-    """The same file with a NaN in one row of a tensor: the embedding of token 7, or the whole norm."""
+    """The same file with a NaN in one row of a tensor: the embedding of POISONED_TOKEN, or the whole norm."""
     shutil.copy(source, target)
     for entry in gguf.GGUFReader(target, "r+").tensors:
         if entry.name == tensor:
-            entry.data[7 if entry.data.ndim > 1 else ...] = np.nan
+            entry.data[POISONED_TOKEN if entry.data.ndim > 1 else ...] = np.nan
     return target
 
 
 def test_non_finite_logits_end_that_sequence_only(exact: Case, tmp_path: Path) -> None:
     path = poisoned(exact.gguf, tmp_path / "nan.gguf", "token_embd.weight")
     with Model(path, n_threads=1) as model, model.context(n_ctx=100, n_seq_max=3, kv_type="f32") as context:
-        good = [int(token) for token in exact.tokens[:20] if token != 7]
+        good = [int(token) for token in exact.tokens[:20] if token != POISONED_TOKEN]
         context.decode(good, seq=0, logits="none")
         context.decode(good, seq=1, logits="none")
         with pytest.raises(llama_k3.NonFiniteError, match="sequence 1"):
-            context.decode_batch([(good[0], 0, True), (7, 1, True)])
+            context.decode_batch([(good[0], 0, True), (POISONED_TOKEN, 1, True)])
         assert context.position(0) == len(good) + 1
         assert context.position(1) == 0
         fresh = context.decode(good, seq=2)

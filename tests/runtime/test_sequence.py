@@ -92,6 +92,19 @@ def test_copy(case_model: tuple[Case, Model], context: Context) -> None:
     check_goes_on(context, case, 0, 30)
 
 
+def test_copy_over_a_sequence_with_more_snapshots(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    for _ in range(3):
+        for token in case.tokens[40:100]:
+            context.decode([token], seq=2, logits="none")
+            context.snapshot(2)
+        context.clear(0)
+        context.decode(case.tokens[:30], logits="none")
+        context.copy(0, 2)
+        assert context.memory().snapshots == 0
+    check_goes_on(context, case, 2, 30)
+
+
 def test_clear_starts_anew(case_model: tuple[Case, Model], context: Context) -> None:
     case, _ = case_model
     context.decode(case.tokens[40:90], logits="none")
