@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -177,6 +178,32 @@ def test_a_reader_that_leaves(tiny_gguf: Path) -> None:
         assert process.wait(60) == 1
     assert "Traceback" not in stderr
     assert "BrokenPipe" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("streams", "code", "error"),
+    [
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        (">/dev/full", 1, "error: output not written: No space left on device\n"),
+        ("2>/dev/full", 1, ""),
+    ],
+)
+def test_output_that_cannot_be_written(tiny_gguf: Path, streams: str, code: int, error: str) -> None:
+    command = shlex.join([*COMMAND, "-m", str(tiny_gguf), "-p", "Hello", "-st", "-n", "2"])
+    shell = ["sh", "-c", f"exec {command} {streams}"]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert done.returncode == code
+    assert done.stderr.endswith(error)
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_input_is_an_empty_one(tiny_gguf: Path) -> None:
+    command = shlex.join([*COMMAND, "-m", str(tiny_gguf), "-n", "2"])
+    done = subprocess.run(["sh", "-c", f"exec {command} <&-"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
 
 
 class Screen:

@@ -164,8 +164,25 @@ def _show_timings(context: Context, start: float, loaded: float) -> None:
     print("", *lines, sep="\n", file=sys.stderr)
 
 
+def _open_closed_streams() -> None:
+    """Python has None for a standard stream that the caller closed; the null device stands in for it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process
+
+
+def _drop_output() -> None:
+    """Nothing more can be written, also not by the interpreter at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command. Exit status: 0, 1 for an error, 2 for wrong flags, 130 for Ctrl-C."""
+    _open_closed_streams()
     parser = build_parser()
     args = parser.parse_args(argv)
     _check(parser, args)
@@ -178,8 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left; nothing more can be written, also not by the interpreter at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output left.
+        _drop_output()
+        return 1
+    except OSError as error:
+        _drop_output()
+        print(f"error: output not written: {error.strerror}", file=sys.stderr)
         return 1
 
 
