@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tiktoken
 
 from .errors import ArgumentError, ModelVocabularyError
@@ -151,6 +152,8 @@ class Tokenizer:
         """The bytes of the ids; control and unused tokens give their name. ArgumentError: unknown id."""
         parts = []
         for index in ids:
+            if not isinstance(index, (int, np.integer)):
+                raise ArgumentError(f"token id: found {index!r}, wanted an integer")
             if not 0 <= index < len(self._bytes):
                 raise ArgumentError(f"token id: found {index}, wanted 0 .. {len(self._bytes) - 1}")
             parts.append(self._bytes[index])

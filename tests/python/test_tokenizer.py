@@ -6,6 +6,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import regex
@@ -142,6 +143,12 @@ def test_nothing_is_nothing(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("index", [-1, 1024])
 def test_unknown_ids_are_refused(tokenizer: Tokenizer, index: int) -> None:
     with pytest.raises(ArgumentError, match=f"token id: found {index}, wanted 0 .. 1023"):
+        tokenizer.decode([65, index])
+
+
+@pytest.mark.parametrize("index", [1.0, "a", None])
+def test_ids_have_to_be_integers(tokenizer: Tokenizer, index: Any) -> None:
+    with pytest.raises(ArgumentError, match="token id: found .*, wanted an integer"):
         tokenizer.decode([65, index])
 
 
