@@ -112,6 +112,19 @@ def test_clear_starts_anew(case_model: tuple[Case, Model], context: Context) -> 
     check_goes_on(context, case, 0, 0)
 
 
+def test_clear_leaves_the_neighbours(case_model: tuple[Case, Model]) -> None:
+    """Whole pages of memory are given back; 101 rows end in the middle of one that two sequences share."""
+    case, model = case_model
+    with model.context(n_ctx=101, n_seq_max=3, kv_type="f32") as context:
+        for seq in range(3):
+            context.decode(case.tokens[: 80 if seq == 1 else 100], seq=seq, logits="none")
+        context.clear(0)
+        check_goes_on(context, case, 1, 80)
+        context.clear(1)
+        found = context.decode(case.tokens[100:101], seq=2)
+        assert_close(found, case.logits[100:101], max_abs=EXACT)
+
+
 def test_truncate_goes_back_to_the_newest_snapshot(case_model: tuple[Case, Model], context: Context) -> None:
     case, _ = case_model
     for upto in (20, 45, 60):
