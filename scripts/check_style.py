@@ -58,10 +58,10 @@ def check_length(root: Path) -> Iterator[str]:
 
 
 def check_opening(root: Path) -> Iterator[str]:
-    """Every file says first what it is for."""
+    """Every file says first what it is for; an empty package marker has nothing to say."""
     for path in source_files(root, FOLDERS, ".py"):
         text = (root / path).read_text()
-        if not ast.get_docstring(ast.parse(text)):
+        if text.strip() and not ast.get_docstring(ast.parse(text)):
             yield f"{path}: found no docstring, wanted one that tells its role"
     for path in source_files(root, C_FOLDERS, ".c", ".h", ".cu"):
         if not (root / path).read_text().startswith(("//", "/*")):

@@ -18,6 +18,7 @@ GOOD = {
     "llama_k3/src/a.c": '// role\n#include "llama_k3.h"\nint f(void) { return snprintf(0, 0, ""); }\n',
     "ggml_k3/src/b.c": '// role\n#include "ggml-cpu.h"\nint g(struct s * p) { return p->abort(1); }\n',
     "python/llama_k3/_lib.py": '"""Role."""\n\nfrom ._ffi import ffi\n',
+    "convert/__init__.py": "",
     "convert/a.py": '"""Role."""\n\nimport numpy\n',
 }
 LONG_FUNCTION = "// role\nint f(int x) {\n" + "    x += 1;\n" * 151 + "    return x;\n}\n"
