@@ -84,6 +84,28 @@ def test_bytes_grow_with_depth_by_the_rows_read(exact: Case) -> None:
     assert np.diff(spent).tolist() == [100 * row, 100 * row]
 
 
+def test_bytes_are_those_of_the_parts_used(exact: Case) -> None:
+    """Weights once, of the experts those chosen; all rows are read, new ones written as well, states both."""
+    count = 40
+    size: dict[str, int] = {"all": 0, "experts": 0}
+    for tensor in gguf.GGUFReader(exact.gguf).tensors:
+        size["all"] += tensor.n_bytes
+        size[tensor.name] = tensor.n_bytes
+        size["experts"] += tensor.n_bytes if "_exps." in tensor.name else 0
+    with exact.open() as model, model.context(n_ctx=100, kv_type="f32") as context:
+        context.decode(exact.tokens[:count], logits="none")
+        context.decode(exact.tokens[count : count + 1])
+        found, memory, info = context.counters(), context.memory(), model.info
+    row, states = memory.latent // 100, memory.state + memory.window
+    embedding, output = size["token_embd.weight"], size["output.weight"]
+    shared = size["all"] - size["experts"] - embedding - output
+    # 40 tokens choose every expert
+    prefill = shared + size["experts"] + count * embedding // info.n_vocab + 2 * count * row + states
+    chosen = size["experts"] * info.n_expert_used // info.n_expert
+    decode = shared + chosen + output + embedding // info.n_vocab + (count + 2) * row + states
+    assert (found.prefill.bytes, found.decode.bytes) == (prefill, decode)
+
+
 class Stop(Exception):
     pass
 
@@ -116,7 +138,7 @@ def test_non_finite_logits_end_that_sequence_only(exact: Case, tmp_path: Path) -
         good = [int(token) for token in exact.tokens[:20] if token != POISONED_TOKEN]
         context.decode(good, seq=0, logits="none")
         context.decode(good, seq=1, logits="none")
-        with pytest.raises(llama_k3.NonFiniteError, match="sequence 1"):
+        with pytest.raises(llama_k3.NonFiniteError, match=f"sequence 1: .* at position {len(good)} "):
             context.decode_batch([(good[0], 0, True), (POISONED_TOKEN, 1, True)])
         assert context.position(0) == len(good) + 1
         assert context.position(1) == 0

@@ -212,7 +212,9 @@ def test_saved_file_with_any_flipped_or_missing_byte_is_refused(
     case_model: tuple[Case, Model], context: Context, tmp_path: Path
 ) -> None:
     case, _ = case_model
-    context.decode(case.tokens[:5], logits="none")
+    context.decode(case.tokens[:3], logits="none")
+    context.snapshot(0)
+    context.decode(case.tokens[3:5], logits="none")
     path = tmp_path / "sequence"
     context.save(0, path)
     good = path.read_bytes()
