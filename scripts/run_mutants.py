@@ -57,7 +57,10 @@ def build(site: Path) -> None:
         "--no-build-isolation",
         "--upgrade",
     ]
-    options = ["-Ccmake.define.LLAMA_K3_MUTANTS=ON", "-Cbuild-dir=build/mutants-cmake"]
+    options = [
+        "--config-settings=cmake.define.LLAMA_K3_MUTANTS=ON",
+        "--config-settings=build-dir=build/mutants-cmake",
+    ]
     subprocess.run([*command, *options, "--target", str(site), str(ROOT)], check=True)
     link = site / "libggml"
     if not link.exists():
