@@ -29,7 +29,7 @@ class KdaState:
 
 def new_kda_state(config: Config, taps: int) -> KdaState:
     heads, dim = config.kda_heads, config.kda_head_dim
-    windows = {part: np.zeros((taps - 1, heads * dim)) for part in "qkv"}
+    windows: dict[str, Array] = {part: np.zeros((taps - 1, heads * dim)) for part in "qkv"}
     return KdaState(windows, np.zeros((heads, dim, dim)))
 
 

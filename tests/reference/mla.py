@@ -79,7 +79,7 @@ def mla_layer(x: Array, weight: Callable[[str], Array], config: Config, state: M
     state.k_rot = np.concatenate([state.k_rot, compressed[:, rank:]])
 
     kv_b = weight("kv_b_proj.weight").reshape(heads, config.nope_dim + config.v_dim, rank)
-    out = ATTENTIONS[form](q, state, kv_b, config.nope_dim).reshape(len(x), -1)
+    out: Array = ATTENTIONS[form](q, state, kv_b, config.nope_dim).reshape(len(x), -1)
     if config.mla_output_gate:
         out = out * sigmoid(linear(x, weight("g_proj.weight")))
     return linear(out, weight("o_proj.weight"))
