@@ -50,6 +50,12 @@ def test_filters_keep_what_they_define(params: dict[str, Any], keep: list[int]) 
     assert np.abs(shares - expected(keep)).max() < 6 * 0.5 / np.sqrt(4000)
 
 
+@pytest.mark.parametrize("params", [{"top_k": 2}, {"top_p": 0.5}])
+def test_of_equal_logits_the_lower_ids_stay(params: dict[str, Any]) -> None:
+    """Four times 1/4: two of them reach top_p exactly."""
+    assert np.nonzero(drawn(np.zeros(4, np.float32), count=200, **params))[0].tolist() == [0, 1]
+
+
 def test_temperature_comes_after_the_filters() -> None:
     shares = drawn(LOGITS, temperature=3.0, top_p=0.5)
     assert np.abs(shares - expected([1, 3], 3.0)).max() < 6 * 0.5 / np.sqrt(4000)
@@ -62,10 +68,11 @@ def test_temperature_zero_takes_the_largest_and_the_lower_id_of_equals() -> None
 
 def test_seed_decides() -> None:
     runs = []
-    for seed in (5, 5, 6):
+    for seed in (5, 5, 6, 5 + 2**32):
         with Sampler(**{**OPEN, "seed": seed}) as sampler:
             runs.append([sampler.sample(LOGITS) for _ in range(50)])
     assert runs[0] == runs[1] != runs[2]
+    assert runs[3] != runs[0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
