@@ -37,8 +37,7 @@ THRESHOLDS = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).astype(np.float32)
 _BLOCK_FIELDS: Any = np.dtype(
     {"names": ["scale", "codes"], "formats": ["u1", "c16"], "offsets": [0, 1], "itemsize": BLOCK_BYTES}
 )
-_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
-_HIGH = np.uint64(0xF0F0F0F0F0F0F0F0)
+_LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 _FOUR = np.uint64(4)
 
 
@@ -53,7 +52,7 @@ class Repacker:
     def __init__(self) -> None:
         self._even = np.empty(self.SLICE, np.uint64)
         self._odd = np.empty(self.SLICE, np.uint64)
-        self._part = np.empty(self.SLICE, np.uint64)
+        self._swap = np.empty(self.SLICE, np.uint64)
         self._wide_even = np.empty((self.SLICE, 8), np.uint16)
         self._wide_odd = np.empty((self.SLICE, 8), np.uint16)
 
@@ -73,15 +72,15 @@ class Repacker:
         Output byte 2i joins the low nibbles of source bytes i and i+8, output byte 2i+1 their high nibbles.
         """
         n = low.size
-        even, odd, part = self._even[:n], self._odd[:n], self._part[:n]
-        np.bitwise_and(low, _LOW, out=even)
-        np.left_shift(high, _FOUR, out=part)
-        np.bitwise_and(part, _HIGH, out=part)
-        np.bitwise_or(even, part, out=even)
-        np.right_shift(low, _FOUR, out=odd)
-        np.bitwise_and(odd, _LOW, out=odd)
-        np.bitwise_and(high, _HIGH, out=part)
-        np.bitwise_or(odd, part, out=odd)
+        even, odd, swap = self._even[:n], self._odd[:n], self._swap[:n]
+        # `swap` marks the bits in which the high nibbles of `low` and the low nibbles of `high` differ:
+        # flipping them on both sides exchanges the two.
+        np.right_shift(low, _FOUR, out=swap)
+        np.bitwise_xor(swap, high, out=swap)
+        np.bitwise_and(swap, _LOW_NIBBLES, out=swap)
+        np.bitwise_xor(high, swap, out=odd)
+        np.left_shift(swap, _FOUR, out=swap)
+        np.bitwise_xor(low, swap, out=even)
         pairs, upper = self._wide_even[:n], self._wide_odd[:n]
         np.copyto(pairs, even.view(np.uint8).reshape(n, 8))
         np.copyto(upper, odd.view(np.uint8).reshape(n, 8))

@@ -1,18 +1,15 @@
 """Writes a plan: streams every tensor into files of a temporary name and renames them when all is complete.
 
-The caller's thread reads and repacks a unit while another writes the one before. Buffers are few and reused,
-so that memory stays the same for any size of model. At intervals the written bytes are forced to the disk and
-noted in the journal; a stopped run goes on from there.
+Memory stays the same for any size of model: a unit is read, repacked into a buffer of the sink and written
+while the next one is made. How far the output is on the disk stands in the journal; a stopped run goes on
+from there.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import queue
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,21 +18,14 @@ import numpy as np
 
 from .checkpoint import Checkpoint
 from .errors import BusyError, DiskSpaceError, OutputError, TensorError
-from .header import align
+from .header import ALIGNMENT, align
 from .journal import Journal, Position, part_path
 from .mxfp4 import Repacker
 from .plan import Plan, PlannedFile, plan_digest
-from .quant import Bytes
+from .sink import Sink
 from .stream import TensorStream, open_stream
 
-N_BUFFERS = 3
-# Written bytes between two journal entries.
-SYNC_BYTES = 256 << 20
-
 Progress = Callable[[int], None]
-
-# Without the file's times where the system can do so.
-_sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 
 class Output:
@@ -101,24 +91,19 @@ class Output:
     def _write_file(self, number: int, start: int, progress: Progress) -> None:
         """Writes file `number` from byte `start`, which is 0 or the end of a unit, on."""
         file = self.plan.files[number]
-        descriptor = os.open(part_path(file.path), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            os.ftruncate(descriptor, start)
-            units = list(_units(file, self.checkpoint))
-            sizes = [size for _, _, size, _ in units]
+        units = list(_units(file, self.checkpoint))
+        largest = max([len(file.header), *(size for _, _, size, _ in units)])
 
-            def save(nbytes: int) -> None:
-                self.journal.save(Position(number, nbytes))
+        def save(nbytes: int) -> None:
+            self.journal.save(Position(number, nbytes))
 
-            sink = _Sink(descriptor, start, max(sizes, default=0), progress, save)
-            with sink:
-                if start == 0:
-                    sink.put_bytes(file.header)
-                _produce(units, start, sink)
-            if sink.position != file.nbytes:
-                raise OutputError(file.path.name, found=f"{sink.position} bytes", wanted=file.nbytes)
-        finally:
-            os.close(descriptor)
+        with Sink(part_path(file.path), start, largest + ALIGNMENT, progress, save) as sink:
+            if start == 0:
+                sink.take(len(file.header))[:] = np.frombuffer(file.header, np.uint8)
+                sink.commit(len(file.header))
+            _produce(units, start, sink)
+        if sink.position != file.nbytes:
+            raise OutputError(file.path.name, found=f"{sink.position} bytes", wanted=file.nbytes)
 
     def _finish(self) -> None:
         """Gives the files their names; the first of a split comes last, since loading starts with it."""
@@ -166,114 +151,15 @@ def _units(file: PlannedFile, checkpoint: Checkpoint) -> Iterator[Unit]:
             offset += size
 
 
-def _produce(units: list[Unit], start: int, sink: _Sink) -> None:
-    """Computes the units from byte `start` on and hands them to the sink, reading one unit ahead."""
+def _produce(units: list[Unit], start: int, sink: Sink) -> None:
+    """Computes the units from byte `start` on into the sink, reading one unit ahead."""
     units = [unit for unit in units if unit[3] >= start]
     for index, (stream, unit, size, offset) in enumerate(units):
         if index + 1 < len(units):
             units[index + 1][0].prefetch(units[index + 1][1])
-        buffer = sink.take()
-        stream.produce(unit, buffer[:size])
         # The gap to the next tensor, if this unit ends one, is filled with zeros.
         end = units[index + 1][3] if index + 1 < len(units) else align(offset + size)
-        padding = end - offset - size
-        buffer[size : size + padding] = 0
-        sink.put(buffer, size + padding)
-
-
-class _Sink:
-    """The writing thread of one file, fed with buffers in file order.
-
-    Beside it a second thread forces what is written to the disk and notes it, while the writing goes on. Used
-    as a context: on leaving, all that was put is written and noted, also after an error or Ctrl-C.
-    """
-
-    PADDING = 64
-
-    def __init__(
-        self, descriptor: int, start: int, unit_bytes: int, progress: Progress, save: Callable[[int], None]
-    ) -> None:
-        self.position = start
-        self._descriptor = descriptor
-        self._synced = start
-        self._progress = progress
-        self._save = save
-        self._error: BaseException | None = None
-        self._full: queue.Queue[tuple[Bytes, int] | None] = queue.Queue()
-        self._free: queue.Queue[Bytes] = queue.Queue()
-        for _ in range(N_BUFFERS):
-            self._free.put(np.empty(unit_bytes + self.PADDING, np.uint8))
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._syncing: threading.Thread | None = None
-
-    def __enter__(self) -> _Sink:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, *unused: object) -> None:
-        self._full.put(None)
-        self._thread.join()
-        if self._syncing is not None:
-            self._syncing.join()
-        if self._error is None:
-            self._sync(self.position)
-        if kind is None:
-            self._raise_error()
-
-    def take(self) -> Bytes:
-        """A buffer to fill; waits until one is free."""
-        buffer = self._free.get()
-        self._raise_error()
-        return buffer
-
-    def put(self, buffer: Bytes, nbytes: int) -> None:
-        """Hands a buffer from `take` over for writing."""
-        self._full.put((buffer, nbytes))
-
-    def put_bytes(self, data: bytes) -> None:
-        """Writes data that does not come in a buffer, before any that does."""
-        self._write(memoryview(data))
-
-    def _run(self) -> None:
-        while (item := self._full.get()) is not None:
-            buffer, nbytes = item
-            try:
-                if self._error is None:
-                    self._write(buffer[:nbytes].data)
-                    self._start_sync()
-            except BaseException as error:  # handed to the other thread, which would wait for ever otherwise
-                self._error = error
-            self._free.put(buffer)
-
-    def _write(self, data: memoryview) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], self.position + done)
-        self.position += done
-        self._progress(done)
-
-    def _start_sync(self) -> None:
-        """Starts forcing the written bytes to the disk, where enough are new and no other such run is on."""
-        busy = self._syncing is not None and self._syncing.is_alive()
-        if not busy and self.position - self._synced >= SYNC_BYTES:
-            self._syncing = threading.Thread(target=self._sync, args=(self.position,), daemon=True)
-            self._syncing.start()
-
-    def _sync(self, position: int) -> None:
-        """Forces everything before `position`, which is written, to the disk and notes it."""
-        try:
-            _sync_data(self._descriptor)
-            self._save(position)
-            self._synced = position
-        except OSError as error:
-            self._error = error
-
-    def _raise_error(self) -> None:
-        if self._error is None:
-            return
-        if not isinstance(self._error, OSError):
-            raise self._error
-        reason = self._error.strerror or str(self._error)
-        if self._error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskSpaceError(f"{reason} after {self._synced} safe bytes; free some and run again")
-        raise OutputError(f"{reason} after {self._synced} safe bytes")
+        out = sink.take(end - offset)
+        stream.produce(unit, out[:size])
+        out[size:] = 0
+        sink.commit(end - offset)

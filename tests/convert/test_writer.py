@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from convert import writer
+from convert import sink, writer
 from convert.cli import EXIT_REFUSED, EXIT_STOPPED
 from convert.stream import ExpertStream, RowStream
 from tests.conftest import CheckpointFactory
@@ -28,10 +28,10 @@ SPLIT = ("--split-max-size", "1M")
 # A run that ends without any clean-up once the journal vouches for a third of the output.
 CRASH = """
 import json, os, sys, time
-from convert import writer
+from convert import sink
 from convert.cli import main
 from convert.stream import ExpertStream
-writer.SYNC_BYTES = 1
+sink.SYNC_BYTES, sink.BUFFER_BYTES = 1, 4096
 produce, note = ExpertStream.produce, sys.argv[3] + ".resume"
 def crash(self, unit, out):
     time.sleep(0.01)
@@ -236,8 +236,9 @@ def test_full_disk_while_writing(
         return pwrite(descriptor, data, offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "SYNC_BYTES", 100_000)
-        patch.setattr(writer.os, "pwrite", full)
+        patch.setattr(sink, "SYNC_BYTES", 100_000)
+        patch.setattr(sink, "BUFFER_BYTES", 4096)
+        patch.setattr(sink.os, "pwrite", full)
         assert convert(folder, out) == EXIT_REFUSED
     assert "error: disk too small: No space left on device" in capsys.readouterr().err
     assert convert(folder, out) == 0
