@@ -19,7 +19,7 @@ from llama_k3.chat import K2Chat, K3Chat
 from llama_k3 import Model, Tokenizer, xtml
 
 COMMAND = [sys.executable, "-m", "llama_k3.cli.main"]
-SUM_ANSWER = "[Start thinking]\n12 + 7: 2 + 7 = 9, 1 + 0 + 0 = 1.\n[End thinking]\n\n12 + 7 = 19.\n"
+SUM_ANSWER = re.compile(r"\[Start thinking\]\n.+\n\[End thinking\]\n\n12 \+ 7 = 19\.\n")
 PERF = re.compile(
     r"llama_perf_context_print:        load time = +\d+\.\d\d ms\n"
     r"llama_perf_context_print: prompt eval time = +\d+\.\d\d ms / +(\d+) tokens "
@@ -55,7 +55,7 @@ def turn_tokens(tokenizer: Tokenizer, text: str, first: bool) -> int:
 
 def test_one_question(tiny_gguf: Path, tokenizer: Tokenizer) -> None:
     done = run("-m", tiny_gguf, "-p", "What is 12 + 7?", "-st", "--temp", "0", "-t", "2")
-    assert done.stdout == SUM_ANSWER
+    assert SUM_ANSWER.fullmatch(done.stdout)
     prompt, answer, total = perf_of(done.stderr)
     assert prompt == turn_tokens(tokenizer, "What is 12 + 7?", first=True)
     assert total == prompt + answer
@@ -68,7 +68,7 @@ def test_long_names_and_a_file(tiny_gguf: Path, tmp_path: Path) -> None:
         *("--model", tiny_gguf, "--file", question, "--single-turn", "--temp", "0", "--threads", "1"),
         *("--ctx-size", "0", "--n-predict", "200", "--seed", "1"),
     )
-    assert done.stdout == SUM_ANSWER
+    assert SUM_ANSWER.fullmatch(done.stdout)
 
 
 def test_a_dialogue_through_a_pipe_computes_only_what_is_new(tiny_gguf: Path, tokenizer: Tokenizer) -> None:
@@ -251,7 +251,7 @@ OPTIONS: Sequence[str] = ("--temp", "0", "-t", "2")
 
 def test_a_chat_in_a_terminal(tiny_gguf: Path) -> None:
     screen = Screen("-m", tiny_gguf, *OPTIONS)
-    screen.wait_for("kimi-k3, 5 layers", "> ")
+    screen.wait_for("kimi-k3, ", " layers", "> ")
     screen.type("Remember: the code of the red box is 1234.\n")
     screen.wait_for("\x1b[2m[Start thinking]", "[End thinking]\x1b[0m", "OK, I will remember it.", "> ")
     screen.type("What is the code of the red box?\n")
@@ -294,4 +294,5 @@ def test_a_terminal_without_colour(tiny_gguf: Path) -> None:
     screen = Screen("-m", tiny_gguf, *OPTIONS, "-p", "Hello", "-st", NO_COLOR="1")
     assert screen.finish() == 0
     assert "\x1b[2m" not in screen.text
-    assert "[Start thinking]\nThey greet me.\n[End thinking]\n\nHello! How can I help you?\n" in screen.text
+    answer = r"\[Start thinking\]\n.+\n\[End thinking\]\n\nHello! How can I help you\?\n"
+    assert re.search(answer, screen.text)

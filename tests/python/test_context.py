@@ -5,6 +5,7 @@ That the numbers are right is shown by tests/runtime against the reference model
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,8 +65,8 @@ def test_batch_of_several_sequences(context: Context) -> None:
     ("tokens", "error"),
     [
         ([], "tokens: found none"),
-        ([1, 2, -1], r"tokens\[2\]: found -1, wanted 0 .. 1023"),
-        ([1024], r"tokens\[0\]: found 1024, wanted 0 .. 1023"),
+        ([1, 2, -1], r"tokens\[2\]: found -1, wanted 0 .. \d+"),
+        ([2**20], r"tokens\[0\]: found 1048576, wanted 0 .. \d+"),
         ([2**40], r"tokens\[0\]: found 1099511627776"),
         ([1.0], "tokens: found 1 dimensions of float64"),
         ([[1, 2]], "tokens: found 2 dimensions"),
@@ -206,19 +207,23 @@ def test_use_after_close(model: Model) -> None:
             use()
 
 
-def test_memory_before_and_after(model: Model) -> None:
+def test_memory_before_and_after(model: Model, trained_checkpoint: Path) -> None:
+    config = json.loads((trained_checkpoint / "config.json").read_text())["text_config"]
+    heads, dim = config["num_attention_heads"], config["linear_attn_config"]["head_dim"]
+    n_kda, n_mla = (model.layer_kinds.count(kind) for kind in ("kda", "mla"))
+    # A row of Q8_0: blocks of 32 values with 34 bytes.
+    row = (config["kv_lora_rank"] + config["qk_rope_head_dim"]) // 32 * 34
     with model.context(n_ctx=256, n_seq_max=2, kv_type="q8_0", n_ubatch=32, snapshot_every=0) as context:
         before = model.memory(n_ctx=256, n_seq_max=2, kv_type="q8_0", n_ubatch=32)
         after = context.memory()
         assert after == before
         assert after.weights == model.info.n_bytes
-        # KDA states: 3 layers, 4 heads of 32 x 32 in fp32, 2 sequences, one to read and one to write.
-        assert after.state == 3 * 4 * 32 * 32 * 4 * 2 * 2
-        # MLA rows: 2 layers of 64 + 32 values in blocks of 32 with 34 bytes, 2 sequences.
-        assert after.latent == 256 * 2 * 3 * 34 * 2
+        # In fp32, of two sequences, each with one state to read and one to write.
+        assert after.state == n_kda * heads * dim * dim * 4 * 2 * 2
+        assert after.latent == n_mla * 256 * 2 * row
         assert after.total == after.weights + after.latent + after.state + after.window + after.compute
         context.decode(TOKENS, logits="none")
-        assert context.memory().latent_used == len(TOKENS) * 2 * 3 * 34
+        assert context.memory().latent_used == n_mla * len(TOKENS) * row
 
 
 def test_counters_keep_prompt_and_answer_apart(context: Context) -> None:
