@@ -7,7 +7,7 @@
 
 enum { MAX_EXPERTS = 4096 };
 
-// ids of the `n_used` largest scores, descending, ties to the lower id; NaN counts as the smallest
+// ids of the `n_used` largest scores, descending, ties to the lower id; a NaN is larger than nothing
 static void select_top(const float * scores, int64_t n_expert, int32_t * ids, int64_t n_used) {
     int64_t n = 0;
     for (int32_t expert = 0; expert < n_expert; expert++) {

@@ -214,7 +214,7 @@ LLAMA_K3_API int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int6
                                        int64_t * go_on, char * err, size_t err_size);
 
 // A whole, independent copy of a sequence (tokens, MLA rows, KDA states, windows) that can be restored into any
-// sequence of any context of the same model and cache type. Also marks the position for `truncate`.
+// sequence of any context of the same model and cache type. Both mark the position for `truncate`.
 LLAMA_K3_API int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot ** out, char * err,
                                        size_t err_size);
 LLAMA_K3_API int llama_k3_seq_restore(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * snapshot,

@@ -195,13 +195,13 @@ int k3_cache_reserve_tokens(k3_cache * c, int32_t seq, int64_t n, k3_error e) {
     return LLAMA_K3_OK;
 }
 
-// Gives the whole pages of the sequence's rows back to the system.
-static void release_rows(k3_cache * c, int32_t seq) {
+// Gives the whole pages of the sequence's rows from position `keep` on back to the system.
+static void release_rows(k3_cache * c, int32_t seq, int64_t keep) {
     const uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
     for (int32_t i = 0; i < c->hp->n_layer; i++) {
         if (c->latent[i]) {
             const uintptr_t start = (uintptr_t) k3_cache_rows(c, i, seq);
-            const uintptr_t first = (start + page - 1) / page * page;
+            const uintptr_t first = (start + (uintptr_t) keep * c->row_bytes + page - 1) / page * page;
             const uintptr_t end   = (start + (uintptr_t) c->seq[seq].position * c->row_bytes) / page * page;
             if (end > first) {
                 madvise((void *) first, end - first, MADV_DONTNEED);
@@ -213,7 +213,7 @@ static void release_rows(k3_cache * c, int32_t seq) {
 void k3_cache_clear(k3_cache * c, int32_t seq) {
     k3_sequence * s = &c->seq[seq];
     checkpoints_drop(c, s, 0);
-    release_rows(c, seq);
+    release_rows(c, seq, 0);
     s->position = 0;
     for (int32_t i = 0; i < c->hp->n_layer; i++) {
         if (c->state[i]) {
@@ -344,6 +344,7 @@ int64_t k3_cache_rewind(k3_cache * c, int32_t seq, int64_t position) {
     }
     checkpoints_drop(c, s, keep);
     k3_cache_recurrent_write(c, seq, s->checkpoints[keep - 1]->data);
+    release_rows(c, seq, s->checkpoints[keep - 1]->position);
     s->position = s->checkpoints[keep - 1]->position;
     return s->position;
 }

@@ -1,6 +1,9 @@
 // context.c - creation, size estimate and counters of a context.
 #include "context.h"
 
+#include "log.h"
+
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -102,7 +105,23 @@ static bool poll_abort(void * user) {
     return ctx->params.abort && ctx->params.abort(ctx->params.abort_user);
 }
 
+// ggml's barrier spins: a thread without a processor of its own stops all others for a whole time slice, so that more
+// threads than processors are slower by orders of magnitude. Results do not depend on the number of threads.
+static uint32_t usable_threads(uint32_t wanted) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+#ifdef __linux__
+    cpu_set_t allowed;
+    n = sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : n;
+#endif
+    if (n < 1 || wanted <= (unsigned long) n) {
+        return wanted;
+    }
+    k3_log(LLAMA_K3_LOG_WARN, "n_threads: found %u, using the %ld processors that the process may run on", wanted, n);
+    return (uint32_t) n;
+}
+
 static int init_backend(llama_k3_context * ctx, k3_error e) {
+    ctx->params.n_threads              = usable_threads(ctx->params.n_threads);
     struct ggml_threadpool_params pool = ggml_threadpool_params_default((int) ctx->params.n_threads);
     ctx->backend                       = ggml_backend_cpu_init();
     ctx->threads                       = ggml_threadpool_new(&pool);

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -262,7 +263,7 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
         status = k3_cache_checkpoint_add(c, seq, position, in + sizeof(position), e);
         in += sizeof(position) + k3_cache_recurrent_bytes(c);
     }
-    return status;
+    return status ? status : k3_cache_checkpoint(c, seq, e);
 }
 
 int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot ** out, char * err, size_t err_size) {
@@ -330,33 +331,60 @@ static bool read_all(int fd, uint8_t * data, uint64_t size) {
     return true;
 }
 
+// The temporary file beside a target. Its name is always the same, so that what a killed process left is used up by
+// the next save; the lock keeps two savers apart. -1 with errno, EAGAIN while another one is at work.
+static int open_temp(const char * temp) {
+    struct stat opened, named;
+    const int fd = open(temp, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd < 0) {
+        return -1;
+    }
+    bool ok   = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    int cause = errno;
+    // the other one may have renamed its file since it was opened here
+    if (ok && (fstat(fd, &opened) != 0 || lstat(temp, &named) != 0 || opened.st_ino != named.st_ino)) {
+        ok    = false;
+        cause = EAGAIN;
+    }
+    if (ok && ftruncate(fd, 0) != 0) {
+        ok    = false;
+        cause = errno;
+    }
+    if (!ok) {
+        close(fd);
+        errno = cause;
+        return -1;
+    }
+    return fd;
+}
+
+// 0, or the errno of what failed; the temporary file is gone then.
+static int write_and_rename(const llama_k3_snapshot * s, const char * temp, const char * path) {
+    const int fd = open_temp(temp);
+    if (fd < 0) {
+        return errno;
+    }
+    int cause = write_all(fd, s->data, s->size) && fsync(fd) == 0 && rename(temp, path) == 0 ? 0 : errno;
+    if (cause) {
+        unlink(temp);
+    }
+    return close(fd) != 0 && !cause ? errno : cause;
+}
+
 static int write_file(const llama_k3_snapshot * s, const char * path, k3_error e) {
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {  // renaming would put a file in a device's place
         return k3_fail(e, LLAMA_K3_STATE_WRITE, "%s: found no regular file, wanted one or a new name", path);
     }
-    const size_t n = strlen(path) + sizeof(".XXXXXX");
+    const size_t n = strlen(path) + sizeof(".tmp");
     char * temp    = malloc(n);
     if (!temp) {
         return k3_fail(e, LLAMA_K3_MEMORY, "%s: out of memory", path);
     }
-    snprintf(temp, n, "%s.XXXXXX", path);
-    const int fd = mkstemp(temp);
-    bool ok      = fd >= 0 && write_all(fd, s->data, s->size) && fsync(fd) == 0;
-    int cause    = errno;
-    if (fd >= 0 && close(fd) != 0 && ok) {
-        ok    = false;
-        cause = errno;
-    }
-    if (ok && rename(temp, path) != 0) {
-        ok    = false;
-        cause = errno;
-    }
-    if (!ok && fd >= 0) {
-        unlink(temp);
-    }
+    snprintf(temp, n, "%s.tmp", path);
+    const int cause = write_and_rename(s, temp, path);
     free(temp);
-    return ok ? LLAMA_K3_OK : k3_fail(e, LLAMA_K3_STATE_WRITE, "%s: not written: %s", path, strerror(cause));
+    return cause ? k3_fail(e, LLAMA_K3_STATE_WRITE, "%s: not written: %s", path, strerror(cause)) : LLAMA_K3_OK;
 }
 
 // Opens the file and reads its header, so that a foreign file costs no allocation of its size.

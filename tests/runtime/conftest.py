@@ -35,6 +35,11 @@ class Case:
 CaseFactory = Callable[..., Case]
 
 
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
 def convert_to(checkpoint: Path, out: Path, *options: str) -> Path:
     assert convert([str(checkpoint), "--outfile", str(out), *options]) == 0
     return out

@@ -12,7 +12,7 @@ import pytest
 import llama_k3
 from llama_k3 import Model
 from tests.compare import assert_close
-from tests.runtime.conftest import Case
+from tests.runtime.conftest import Case, resident_bytes
 
 EXACT = 2e-4
 POISONED_TOKEN = 7
@@ -44,11 +44,6 @@ def test_a_long_context_costs_only_what_is_filled(exact: Case) -> None:
         assert context.memory().latent > 1 << 30
         assert_close(context.decode(exact.tokens[:9]), exact.logits[8:9], max_abs=EXACT)
         assert resident_bytes() < 1 << 30
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def test_counters_keep_prefill_and_decode_apart(exact: Case) -> None:

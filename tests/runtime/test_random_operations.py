@@ -210,6 +210,7 @@ class Machine:
             seq = self.any_seq()
             self.context.restore(seq, snapshot)
             self.sequences[seq] = line
+            self.mark_present(seq)
 
     def copy(self) -> None:
         src, dst = self.any_seq(), self.any_seq()
@@ -234,6 +235,7 @@ class Machine:
             self.sequences[seq] = replace(line, marks=())
             for mark in line.marks:
                 self.mark(seq, mark.position)
+            self.mark_present(seq)
 
     # ---- the run ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 import llama_k3
 from llama_k3 import Context, Model
 from tests.compare import assert_close
-from tests.runtime.conftest import Case, convert_to
+from tests.runtime.conftest import Case, convert_to, resident_bytes
 
 EXACT = 2e-4
 N_CTX = 128
@@ -258,3 +259,54 @@ def test_save_into_a_missing_folder_leaves_nothing(
     with pytest.raises(llama_k3.StateError, match="missing"):
         context.save(0, tmp_path / "missing" / "sequence")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_save_uses_up_what_a_killed_one_left(
+    case_model: tuple[Case, Model], context: Context, tmp_path: Path
+) -> None:
+    path = tmp_path / "sequence"
+    (tmp_path / "sequence.tmp").write_bytes(b"x" * 10_000_000)
+    context.decode(case_model[0].tokens[:5], logits="none")
+    context.save(0, path)
+    assert list(tmp_path.iterdir()) == [path]
+    context.load(1, path)
+    assert context.position(1) == 5
+
+
+def test_save_while_another_process_saves_is_refused(
+    case_model: tuple[Case, Model], context: Context, tmp_path: Path
+) -> None:
+    path, temporary = tmp_path / "sequence", tmp_path / "sequence.tmp"
+    context.decode(case_model[0].tokens[:5], logits="none")
+    with temporary.open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(llama_k3.StateError, match="not written"):
+            context.save(0, path)
+        assert not path.exists() and temporary.exists()
+    context.save(0, path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_restore_marks_its_position(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:20], logits="none")
+    snapshot = context.snapshot(0)
+    context.restore(1, snapshot)
+    context.decode(case.tokens[20:40], seq=1, logits="none")
+    assert context.truncate(1, 39) == 20
+    check_goes_on(context, case, 1, 20)
+
+
+def test_truncate_gives_memory_back(case_model: tuple[Case, Model]) -> None:
+    """Rows behind the cut are no longer resident: /proc tells the pages of the process."""
+    case, model = case_model
+    with model.context(n_ctx=1 << 12, kv_type="f32", n_ubatch=256) as context:
+        context.decode(np.resize(case.tokens, 256), logits="none")
+        context.snapshot(0)
+        before = resident_bytes()
+        context.decode(np.resize(case.tokens, 3_800), logits="none")
+        held = context.memory().latent_used
+        full = resident_bytes()
+        assert full - before > held * 0.8
+        context.truncate(0, 256)
+        assert full - resident_bytes() > held * 0.8
