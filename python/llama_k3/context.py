@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._lib import Callbacks, Handle, call, ffi, lib, path_bytes
+from .arguments import integer, integers
 from .errors import ArgumentError
 
 Logits = npt.NDArray[np.float32]
@@ -110,38 +111,12 @@ class ContextParams:
             ("n_threads", 1),
             ("snapshot_every", 0),
         ):
-            setattr(params, name, _integer(name, getattr(self, name), low, 2**32 - 1))
-        params.snapshot_bytes = _integer("snapshot_bytes", self.snapshot_bytes, 0, 2**64 - 1)
+            setattr(params, name, integer(name, getattr(self, name), low, 2**32 - 1))
+        params.snapshot_bytes = integer("snapshot_bytes", self.snapshot_bytes, 0, 2**64 - 1)
         if self.kv_type not in KV_TYPES:
             raise ArgumentError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         params.cache_type = KV_TYPES[self.kv_type]
         return params
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    """The value as an int in low .. high; ArgumentError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise ArgumentError(f"{name}: found {value!r}, wanted an integer")
-    if not low <= value <= high:
-        raise ArgumentError(f"{name}: found {value}, wanted {low} .. {high}")
-    return int(value)
-
-
-def _integers(name: str, values: Any, low: int, high: int) -> npt.NDArray[np.int64]:
-    """A one-dimensional array of integers in low .. high; ArgumentError names the first that is not."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ArgumentError(f"{name}: found lists of several lengths, wanted a list of integers") from None
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ArgumentError(
-            f"{name}: found {array.ndim} dimensions of {array.dtype}, wanted a list of integers"
-        )
-    outside = np.nonzero((array < low) | (array > high))[0]
-    if outside.size:
-        index = int(outside[0])
-        raise ArgumentError(f"{name}[{index}]: found {array[index]}, wanted {low} .. {high}")
-    return array.astype(np.int64, copy=False)
 
 
 class Snapshot(Handle):
@@ -186,7 +161,7 @@ class Context(Handle):
         """
         if logits not in ("last", "all", "none"):
             raise ArgumentError(f"logits: found {logits!r}, wanted last, all or none")
-        ids = _integers("tokens", tokens, 0, self.n_vocab - 1)
+        ids = integers("tokens", tokens, 0, self.n_vocab - 1)
         items = np.zeros(ids.size, _ITEM)
         items["token"] = ids
         items["seq"] = self._seq(seq)
@@ -203,8 +178,8 @@ class Context(Handle):
             if not isinstance(row, (tuple, list)) or len(row) != 3:
                 raise ArgumentError(f"items[{index}]: found {row!r}, wanted (token, seq, want)")
         batch = np.zeros(len(rows), _ITEM)
-        batch["token"] = _integers("token of items", [row[0] for row in rows], 0, self.n_vocab - 1)
-        batch["seq"] = _integers("seq of items", [row[1] for row in rows], 0, self.params.n_seq_max - 1)
+        batch["token"] = integers("token of items", [row[0] for row in rows], 0, self.n_vocab - 1)
+        batch["seq"] = integers("seq of items", [row[1] for row in rows], 0, self.params.n_seq_max - 1)
         batch["want"] = [bool(row[2]) for row in rows]
         return self._decode(batch)
 
@@ -244,7 +219,7 @@ class Context(Handle):
         """
         result, go_on = ffi.new("int32_t *"), ffi.new("int64_t *")
         with self._borrow() as pointer:
-            position = _integer("pos", pos, 0, lib.llama_k3_seq_position(pointer, self._seq(seq)))
+            position = integer("pos", pos, 0, lib.llama_k3_seq_position(pointer, self._seq(seq)))
             call(lib.llama_k3_seq_truncate, pointer, seq, position, result, go_on)
         return int(go_on[0])
 
@@ -303,4 +278,4 @@ class Context(Handle):
             lib.llama_k3_context_reset_counters(pointer)
 
     def _seq(self, seq: int, name: str = "seq") -> int:
-        return _integer(name, seq, 0, self.params.n_seq_max - 1)
+        return integer(name, seq, 0, self.params.n_seq_max - 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arguments import integer
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def generate_text(
     model: Model, tokens: Sequence[int], max_tokens: int, sampler: Sampler, stop: Sequence[str]
 ) -> Iterator[str]:
     """Text that follows `tokens`, in a context of its own; see Model.generate."""
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-        raise ArgumentError(f"max_tokens: found {max_tokens!r}, wanted an integer of at least 0")
+    max_tokens = integer("max_tokens", max_tokens, 0, 2**31 - 1)
     if not tokens:
         raise ArgumentError("prompt: found no tokens, wanted at least one")
     return _generate_text(model, tokens, max_tokens, sampler, TextStream(stop))

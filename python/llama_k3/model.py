@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from ._lib import Callbacks, Handle, call, ffi, lib, path_bytes
+from .arguments import integer, integers
 from .context import Context, ContextParams, DecodeProgress, Memory, memory_of
 from .generate import generate_text
 from .sampling import Sampler
@@ -76,11 +78,17 @@ def _meta_value(kind: int, value: Any) -> int | float | bool | str:
     return int(value.i)
 
 
-def available_cpus() -> int:
-    """CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def available_cpus(cgroup_quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPUs that this process may run on, at least 1: its affinity, and the limit that a container sets.
+
+    `cgroup_quota` holds "QUOTA PERIOD" in microseconds, or "max PERIOD" for no limit.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, cgroup_quota.read_text().split())
+    except (OSError, ValueError):
+        return count
+    return max(1, min(count, quota // period))
 
 
 class Model(Handle):
@@ -99,6 +107,7 @@ class Model(Handle):
 
         `n_threads`: of its contexts, by default every CPU available. `progress(fraction)` follows the load.
         """
+        threads = available_cpus() if n_threads is None else integer("n_threads", n_threads, 1, 2**31 - 1)
         callbacks = Callbacks(progress)
         params = ffi.new("llama_k3_model_params *")
         params.progress = lib.k3_py_load_progress
@@ -106,7 +115,7 @@ class Model(Handle):
         out = ffi.new("llama_k3_model **")
         callbacks.call(lib.llama_k3_model_load, path_bytes(path), params, out)
         super().__init__("model", out[0], lib.llama_k3_model_free)
-        self.n_threads = available_cpus() if n_threads is None else n_threads
+        self.n_threads = threads
         self.info = self._read_info()
         self._tokenizer: Tokenizer | None = None
         self._metadata: Metadata | None = None
@@ -190,7 +199,10 @@ class Model(Handle):
         Ends after `max_tokens`, at a token that ends a turn or the text, or before a `stop` string, which is
         never shown. temperature 0 takes the likeliest token. `seed` None draws one.
         """
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        if isinstance(prompt, str):
+            tokens = self.tokenizer.encode(prompt)
+        else:
+            tokens = [int(token) for token in integers("prompt", prompt, 0, self.n_vocab - 1)]
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
         sampler = Sampler(temperature, top_k, top_p, min_p, seed)
         return generate_text(self, tokens, max_tokens, sampler, stops)

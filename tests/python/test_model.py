@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import gguf
 import numpy as np
 import pytest
 from llama_k3.errors import FileMagicError, FileOpenError
+from llama_k3.model import available_cpus
 
+import llama_k3
 from llama_k3 import ArgumentError, ClosedError, Model
 
 
@@ -100,8 +103,28 @@ def test_a_context_outlives_its_model(tiny_gguf: Path) -> None:
 
 @pytest.mark.parametrize("n_threads", [0, -1, 2.5, "2"])
 def test_thread_counts_out_of_range(tiny_gguf: Path, n_threads: Any) -> None:
-    with (
-        Model(tiny_gguf, n_threads=n_threads) as model,
-        pytest.raises(ArgumentError, match="n_threads: found"),
-    ):
-        model.context()
+    with pytest.raises(ArgumentError, match="n_threads: found"):
+        Model(tiny_gguf, n_threads=n_threads)
+
+
+@pytest.mark.parametrize(
+    ("quota", "wanted"),
+    [("max 100000", None), ("100000 100000", 1), ("10000 100000", 1), ("", None), ("x", None)],
+)
+def test_cpus_of_a_limited_container(tmp_path: Path, quota: str, wanted: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota)
+    unlimited = available_cpus(tmp_path / "missing")
+    assert unlimited == len(os.sched_getaffinity(0))
+    assert available_cpus(file) == (unlimited if wanted is None else wanted)
+
+
+def test_more_threads_than_processors_are_not_used(tiny_gguf: Path) -> None:
+    messages: list[str] = []
+    llama_k3.set_log_callback(lambda level, text: messages.append(text))
+    try:
+        with Model(tiny_gguf, n_threads=500) as model, model.context(n_ctx=16) as context:
+            context.decode([1, 2, 3])
+    finally:
+        llama_k3.set_log_callback(None)
+    assert any("n_threads: found 500" in message for message in messages)
