@@ -246,7 +246,7 @@ class Screen:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
-OPTIONS: Sequence[str] = ("--temp", "0", "-t", "2")
+OPTIONS: Sequence[str] = ("--temp", "0", "-t", "1")
 
 
 def test_a_chat_in_a_terminal(tiny_gguf: Path) -> None:
@@ -265,13 +265,13 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(tiny_gguf: Path) -> None:
     screen = Screen("-m", tiny_gguf, "--ignore-eos", *OPTIONS, "-p", "Hello")
     screen.wait_for("> Hello", "How can I help you?")
     screen.type("\x03")
-    screen.wait_for("> ")
+    screen.wait_for("\n> ")
     screen.type("What is 12 + 7?\n")
     screen.wait_for("12 + 7 = 19.")
     screen.type("\x03")
-    screen.wait_for("> ")
+    screen.wait_for("\n> ")
     screen.type("\x03")
-    screen.wait_for("(Ctrl-C again, Ctrl-D or /exit leaves)", "> ")
+    screen.wait_for("(Ctrl-C again, Ctrl-D or /exit leaves)", "\n> ")
     screen.type("\x03")
     screen.wait_for("prompt eval time")
     assert screen.finish() == 0
