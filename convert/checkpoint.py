@@ -110,7 +110,10 @@ class Checkpoint:
             raise MissingTensorError(name) from None
 
     def read_into(self, source: Source, start: int, out: memoryview) -> None:
-        """Fills `out` (bytes) from byte `start` of the tensor on."""
+        """Fills `out` (bytes) from byte `start` of the tensor on.
+
+        The page cache lets go of what was read: it is not read again, and keeping terabytes costs much time.
+        """
         if start < 0 or start + out.nbytes > source.nbytes:
             raise CheckpointError("read outside a tensor", found=start + out.nbytes, wanted=source.nbytes)
         descriptor = self._open(source.shard)
@@ -121,12 +124,11 @@ class Checkpoint:
             if count == 0:
                 raise TruncatedShardError(f"{self.shards[source.shard].name} became shorter while being read")
             done += count
+        advise(descriptor, source.offset + start, out.nbytes, "POSIX_FADV_DONTNEED")
 
     def prefetch(self, source: Source, start: int, nbytes: int) -> None:
         """Asks the system to start reading a part of a tensor from the disk."""
-        if hasattr(os, "posix_fadvise") and nbytes > 0:
-            descriptor = self._open(source.shard)
-            os.posix_fadvise(descriptor, source.offset + start, nbytes, os.POSIX_FADV_WILLNEED)
+        advise(self._open(source.shard), source.offset + start, nbytes, "POSIX_FADV_WILLNEED")
 
     def _open(self, shard: int) -> int:
         if shard not in self._files:
@@ -173,6 +175,12 @@ class Checkpoint:
         shard = len(self.shards)
         self.shards.append(path)
         return read_header(path, shard)
+
+
+def advise(descriptor: int, offset: int, nbytes: int, advice: str) -> None:
+    """Tells the system what becomes of a part of a file, where it listens to that."""
+    if hasattr(os, "posix_fadvise") and nbytes > 0:
+        os.posix_fadvise(descriptor, offset, nbytes, getattr(os, advice))
 
 
 def load_json(path: Path, limit: int) -> dict[str, Any]:

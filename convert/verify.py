@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
 from . import mxfp4
-from .checkpoint import Checkpoint, Source
+from .checkpoint import Checkpoint, Source, advise
 from .errors import VerifyError
 from .header import Key
 from .match import expert_names
@@ -213,7 +213,9 @@ class _Comparison:
     def _written(self, row: int, count: int) -> Bytes:
         """Bytes of output rows, by position; a file that ends early gives a difference, not an error."""
         nbytes = count * self.row_bytes
-        data = os.pread(self.descriptor, nbytes, self.offset + row * self.row_bytes)
+        offset = self.offset + row * self.row_bytes
+        data = os.pread(self.descriptor, nbytes, offset)
+        advise(self.descriptor, offset, nbytes, "POSIX_FADV_DONTNEED")
         return np.frombuffer(data.ljust(nbytes, b"\xff"), np.uint8)
 
     def _source_bytes(self, source: Source, start: int, nbytes: int) -> Bytes:
