@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
-        print("stopped: run the same command again to go on from here", file=sys.stderr)
+        print("stopped: the same command goes on with what is not written yet", file=sys.stderr)
         return EXIT_STOPPED
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -20,7 +20,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Position:
-    """Everything before byte `nbytes` of output file number `file` is written."""
+    """Everything before byte `nbytes` of output file number `file` is written.
+
+    `file` is the number of files when all are, and at most their names are missing.
+    """
 
     file: int
     nbytes: int
@@ -43,11 +46,14 @@ class Journal:
         if values is None or values["version"] != VERSION or values["digest"] != self.digest:
             return START
         position = Position(values["file"], values["nbytes"])
-        if not 0 <= position.file < len(plan.files):
+        if not 0 <= position.file <= len(plan.files):
             return START
+        complete = position.file == len(plan.files)
         for number, file in enumerate(plan.files[: position.file + 1]):
             wanted = file.nbytes if number < position.file else position.nbytes
             found = part_path(file.path)
+            if complete and not found.is_file():
+                found = file.path
             if wanted > file.nbytes or not found.is_file() or found.stat().st_size < wanted:
                 return START
         return position

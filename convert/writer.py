@@ -75,6 +75,7 @@ class Output:
             except TensorError:
                 self._discard()
                 raise
+            self.journal.save(Position(len(self.plan.files), 0))
             self._finish()
 
     def _reclaimed_bytes(self) -> int:
@@ -106,9 +107,16 @@ class Output:
             raise OutputError(file.path.name, found=f"{sink.position} bytes", wanted=file.nbytes)
 
     def _finish(self) -> None:
-        """Gives the files their names; the first of a split comes last, since loading starts with it."""
+        """Gives the files their names; the first of a split comes last, since loading starts with it.
+
+        A run that was stopped in here left some renamed; the lock may have made an empty temporary file anew.
+        """
         for file in reversed(self.plan.files):
-            os.replace(part_path(file.path), file.path)
+            part = part_path(file.path)
+            if part.is_file() and part.stat().st_size != file.nbytes:
+                part.unlink()
+            elif part.is_file():
+                os.replace(part, file.path)
         self.journal.remove()
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:

@@ -25,7 +25,6 @@ KV_TYPES = {
     "bf16": lib.LLAMA_K3_CACHE_BF16,
     "q8_0": lib.LLAMA_K3_CACHE_Q8_0,
 }
-_INT32_MAX = 2**31 - 1
 # The memory layout of llama_k3_batch_item.
 _ITEM = np.dtype({"names": ["token", "seq", "want"], "formats": ["i4", "i4", "?"], "itemsize": 12})
 if ffi.sizeof("llama_k3_batch_item") != _ITEM.itemsize:

@@ -16,6 +16,7 @@ import pytest
 
 from convert import sink, writer
 from convert.cli import EXIT_REFUSED, EXIT_STOPPED
+from convert.journal import Journal
 from convert.stream import ExpertStream, RowStream
 from tests.conftest import CheckpointFactory
 from tests.convert.small_checkpoint import small_k3
@@ -160,6 +161,37 @@ def test_other_plan_starts_anew(
     assert convert(folder, out, *options, "--verify") == 0
     assert "are there already" not in capsys.readouterr().out
     assert outputs(out).keys() == {"x.gguf"}
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 2, 10])
+def test_stopped_between_the_renames(
+    tiny_checkpoint: CheckpointFactory, renamed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is written, `renamed` files have their names: a later run only renames the others."""
+    folder = tiny_checkpoint("k3")
+    wanted = straight_run(folder, tmp_path / "x.gguf", *SPLIT)
+    out = tmp_path / "x.gguf"
+    left = [renamed]
+
+    def rename(source: Path, target: Path) -> None:
+        if str(source).endswith(".part"):
+            if left[0] == 0:
+                raise StoppedError
+            left[0] -= 1
+        os.rename(source, target)
+
+    def keep_note(journal: Journal) -> None:
+        raise StoppedError
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(writer.os, "replace", rename)
+        patch.setattr(Journal, "remove", keep_note)
+        convert(folder, out, *SPLIT)
+    stopper = Stopper(StoppedError, monkeypatch)
+    assert convert(folder, out, *SPLIT) == 0
+    assert stopper.made == []
+    assert outputs(out) == wanted
+    assert not list(tmp_path.glob("*.part")) and not list(tmp_path.glob("*.resume"))
 
 
 def test_stale_parts_are_told(
