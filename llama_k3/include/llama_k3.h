@@ -2,7 +2,7 @@
 //
 // Two nouns: a *model* (loaded, immutable, shared between threads) and a *context* (sequences with their hybrid
 // cache and one thread pool; used by one thread at a time, a second one gets LLAMA_K3_BUSY). A sequence is one
-// timeline of tokens; everything mutable belongs to a sequence of a context.
+// timeline of tokens; everything mutable belongs to a sequence. Positions and counters may be read at any time.
 //
 // Every function that can fail returns a status (0 = LLAMA_K3_OK) and writes a message that names the thing, the
 // value found and the value wanted into `err` (may be NULL; 0-terminated). The library never exits, aborts or prints.

@@ -128,7 +128,6 @@ static int init_backend(llama_k3_context * ctx, k3_error e) {
     if (!ctx->backend || !ctx->threads) {
         return k3_fail(e, LLAMA_K3_MEMORY, "context: no CPU backend with %u threads", ctx->params.n_threads);
     }
-    ggml_backend_cpu_set_n_threads(ctx->backend, (int) ctx->params.n_threads);
     ggml_backend_cpu_set_threadpool(ctx->backend, ctx->threads);
     ggml_backend_cpu_set_abort_callback(ctx->backend, poll_abort, ctx);
     return LLAMA_K3_OK;
@@ -189,6 +188,17 @@ static uint64_t dense_bytes(const llama_k3_model * m) {
     return n;
 }
 
+// All weights that take part in one token: the dense ones, the output matrix and the chosen experts.
+static uint64_t token_bytes(const llama_k3_model * m) {
+    uint64_t n = dense_bytes(m) + tensor_bytes(m->weights.output);
+    for (int32_t i = 0; i < m->hp.n_layer; i++) {
+        const k3_layer * l     = &m->weights.layer[i];
+        const uint64_t experts = tensor_bytes(l->gate_exps) + tensor_bytes(l->up_exps) + tensor_bytes(l->down_exps);
+        n += experts / (uint64_t) m->hp.n_expert * (uint64_t) m->hp.n_expert_used;
+    }
+    return n;
+}
+
 int llama_k3_context_new(llama_k3_model * model, const llama_k3_context_params * params, llama_k3_context ** out,
                          char * err, size_t err_size) {
     const k3_error e       = {err, err_size};
@@ -205,6 +215,7 @@ int llama_k3_context_new(llama_k3_model * model, const llama_k3_context_params *
         return status;
     }
     ctx->dense_bytes = dense_bytes(model);
+    ctx->token_bytes = token_bytes(model);
     *out             = ctx;
     return LLAMA_K3_OK;
 }

@@ -24,6 +24,7 @@ struct llama_k3_context {
     int32_t * segment_of;  // [n_seq_max] scratch: segment of a sequence in the micro-batch, -1: none
     llama_k3_counters counters;
     uint64_t dense_bytes;  // weights read by every micro-batch, the output matrix not counted
+    uint64_t token_bytes;  // weights that one token with logits is multiplied by
     atomic_flag busy;
     pid_t process;  // that made the context: a forked one has none of its threads
 };

@@ -97,7 +97,16 @@ static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items
     }
 }
 
+// ggml synchronises its threads at every node: below some megabytes of weights for each thread this costs more than it
+// gives, and far more where the processors are shared.
+static int useful_threads(const llama_k3_context * ctx) {
+    static const uint64_t BYTES_PER_THREAD = UINT64_C(64) << 20;
+    const uint64_t n                       = (uint64_t) ctx->batch.n_tokens * ctx->token_bytes / BYTES_PER_THREAD + 1;
+    return (int) (n < ctx->params.n_threads ? n : ctx->params.n_threads);
+}
+
 static int compute(llama_k3_context * ctx, k3_graph * g, k3_error e) {
+    ggml_backend_cpu_set_n_threads(ctx->backend, useful_threads(ctx));
     if (!ggml_gallocr_alloc_graph(ctx->compute, g->nodes)) {
         return k3_fail(e, LLAMA_K3_MEMORY, "micro-batch of %d tokens: no memory for the compute buffer",
                        ctx->batch.n_tokens);
