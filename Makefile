@@ -34,10 +34,12 @@ $(BIN)/python: | tools
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(SOURCES) | $(BIN)/python
+	@echo "building and installing into $(VENV): about half a minute"
 	$(PIP) install --quiet .
 	@touch $@
 
 $(VENV)/installed-for-tests: $(SOURCES) | $(BIN)/python
+	@echo "building and installing into $(VENV), with torch and other engines to compare with: some minutes"
 	$(PIP) install --quiet '.[test]'
 	@touch $@ $(VENV)/installed
 
