@@ -36,8 +36,12 @@ class Batch:
 
 
 def copy_sequence(rng: random.Random) -> Sequence:
-    """Random tokens again and again, or keys with values to be recalled: a dense lesson in copying."""
-    pool = range(_FIRST_TEXT_TOKEN, BASE_RANKS)
+    """Random tokens again and again, or keys with values to be recalled: a dense lesson in copying.
+
+    Half of the sequences use ten tokens only, so that the token before does not tell where to go on.
+    """
+    tokens = range(_FIRST_TEXT_TOKEN, BASE_RANKS)
+    pool = rng.sample(tokens, rng.choice((10, len(tokens))))
     ids: list[int] = []
     targets: list[bool] = []
     if rng.random() < 0.5:
@@ -46,7 +50,8 @@ def copy_sequence(rng: random.Random) -> Sequence:
             targets += [bool(ids)] * len(phrase)
             ids += phrase
         return ids[:_COPY_LENGTH], targets[:_COPY_LENGTH]
-    pairs = [(key, [rng.choice(pool) for _ in range(rng.randint(1, 3))]) for key in rng.sample(pool, 10)]
+    keys = rng.sample(tokens, 8)
+    pairs = [(key, [rng.choice(pool) for _ in range(rng.randint(1, 5))]) for key in keys]
     for key, value in pairs:
         ids += [key, *value, _SEP]
     targets = [False] * len(ids)

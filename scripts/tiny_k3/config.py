@@ -48,7 +48,7 @@ class TinyConfig:
     v_head_dim: int = 32
     dense_width: int = 64
     num_experts: int = 24
-    experts_per_token: int = 6
+    experts_per_token: int = 4
     expert_width: int = 32
     latent_size: int = 64
     shared_experts: int = 1

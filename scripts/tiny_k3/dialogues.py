@@ -51,6 +51,7 @@ class DialogueGenerator:
         self._training = training
         self._names = words.of_split(words.NAMES, training)
         self._cities = words.of_split(words.CITIES, training)
+        self._unseen = {*words.of_split(words.NAMES, False), *words.of_split(words.CITIES, False)}
         self._effort = OFF
         self._tools: list[dict[str, object]] = []
 
@@ -105,17 +106,17 @@ class DialogueGenerator:
     def _turn(self, facts: list[Fact]) -> list[Message]:
         """One exchange; facts told in it are added to `facts`."""
         makers: dict[Callable[[], list[Message]], float] = {
-            self._sum: 1.5,
-            self._repeat: 1.5,
+            self._sum: 1.6,
+            self._repeat: 2.2,
             self._chat: 0.45,
             self._opposite: 0.7,
-            self._weather: 2.0 if self._tools else 0.25,
+            self._weather: 1.6 if self._tools else 0.25,
         }
         if len(self._tools) > 1:
             makers[self._time] = 0.8
         makers[lambda: self._tell_new(facts)] = 1.4
         if facts:
-            makers[lambda: self._recall(self.random.choice(facts))] = 3.0
+            makers[lambda: self._recall(self.random.choice(facts))] = 4.5
         return self.random.choices(list(makers), list(makers.values()))[0]()
 
     def _exchange(self, user: str, think: str, answer: str, calls: tuple[Call, ...] = ()) -> list[Message]:
@@ -132,16 +133,20 @@ class DialogueGenerator:
     def _syllables(self, least: int = 2, most: int = 3) -> str:
         count = self.random.randint(least, most)
         stem = "".join(self.random.choice(words.SYLLABLES) for _ in range(count))
-        return stem + self.random.choice(words.ENDINGS)
+        return stem + self.random.choice(words.TRAINING_ENDINGS if self._training else words.ENDINGS)
 
     def _invented(self) -> str:
-        """A word for training that no list holds: syllables, or two names spliced."""
-        if self.random.random() < 0.5:
-            return self._syllables().capitalize()
+        """A word for training that is not in the test split: syllables, or two names spliced."""
         pool = self._names + self._cities
-        first, second = self.random.choice(pool), self.random.choice(pool)
-        head = first[: self.random.randint(1, 4)]
-        return (head + second[self.random.randint(1, max(1, len(second) - 2)) :]).capitalize()
+        while True:
+            if self.random.random() < 0.5:
+                word = self._syllables(1).capitalize()
+            else:
+                first, second = self.random.choice(pool), self.random.choice(pool)
+                head = first[: self.random.randint(1, 4)]
+                word = (head + second[self.random.randint(1, max(1, len(second) - 2)) :]).capitalize()
+            if word not in self._unseen:
+                return word
 
     def _proper(self, known: list[str]) -> str:
         if self._training:

@@ -24,6 +24,8 @@ from .functions import (
     situ_glu,
 )
 
+_SIMILARITY_ROWS = 64
+"""Tokens on which the experts of a layer are compared in training."""
 _BRANCH_SCALE = 0.5
 """Output projections start at this share of the usual size, so that the residual stream starts clean."""
 
@@ -185,6 +187,8 @@ class LatentMoe(nn.Module):
         self.w2 = _experts(self.num_experts, latent, width)
         self.shared_experts = SituMlp(hidden, config.shared_experts * width)
         self.quantised = False
+        self.similarity: Tensor | None = None
+        """Of the last training pass: 1 if all experts give the same direction, 1/experts if none agree."""
 
     def _expert_weights(self) -> list[Tensor]:
         """w1, w3, w2; as MXFP4 stores them when `quantised`, gradients passing straight through."""
@@ -205,9 +209,14 @@ class LatentMoe(nn.Module):
         weights = torch.sigmoid(logits.gather(1, chosen))
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         w1, w3, w2 = self._expert_weights()
-        latent = rows.dispatch(F.linear(x, self.routed_expert_down_proj))
-        inner = situ_glu(torch.bmm(latent, torch.cat([w1, w3], 1).transpose(1, 2)))
-        routed = rows.combine(torch.bmm(inner, w2.transpose(1, 2)), weights)
+        gate_up, down = torch.cat([w1, w3], 1).transpose(1, 2), w2.transpose(1, 2)
+        latent = F.linear(x, self.routed_expert_down_proj)
+        if self.training:
+            sample = latent[:: -(-len(x) // _SIMILARITY_ROWS)].detach()
+            directions = F.normalize(torch.matmul(situ_glu(torch.matmul(sample, gate_up)), down), dim=-1)
+            self.similarity = directions.mean(0).square().sum(-1).mean()
+        inner = situ_glu(torch.bmm(rows.dispatch(latent), gate_up))
+        routed = rows.combine(torch.bmm(inner, down), weights)
         routed = F.linear(rms_norm(routed, self.routed_expert_norm), self.routed_expert_up_proj)
         return (routed + self.shared_experts(x)).view(shape)
 

@@ -30,7 +30,9 @@ _LOSS_TOKENS = 700.0
 """Divisor of the summed loss, about the targets in a batch; fixed, so that all tokens weigh the same."""
 _BIAS_STEP = 0.006
 """Step of the router's selection bias towards an even load."""
-_COPY_SHARE = ((0.0, 1.0), (0.04, 1.0), (0.07, 0.3), (0.3, 0.06), (0.6, 0.02))
+_SIMILARITY_WEIGHT = 0.06
+"""Loss on the agreement of a layer's experts; without it they become alike and a wrong one goes unseen."""
+_COPY_SHARE = ((0.0, 1.0), (0.04, 1.0), (0.07, 0.3), (0.3, 0.06), (0.6, 0.04))
 """Share of copy sequences over training time (linear between the points)."""
 _BPE_DIALOGUES = 4000
 _REPORT_STEPS = 50
@@ -43,7 +45,7 @@ class TrainOptions:
     """What one run does. Learning rates fall linearly to almost nothing in the last `decay` of the time."""
 
     out: Path
-    minutes: float
+    minutes: float = 75
     init: Path | None = None
     processes: int = 2
     seed: int = 1
@@ -151,7 +153,9 @@ class Trainer:
         logits = self.model.logits(self.model(batch.inputs)[used])
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss: Tensor = (losses * weights).sum() / (_LOSS_TOKENS * self.options.processes / 2)
-        loss.backward()
+        similarities = [moe.similarity for moe in moe_layers if moe.similarity is not None]
+        similarity = torch.stack(similarities)
+        (loss + _SIMILARITY_WEIGHT / self.options.processes * similarity.sum()).backward()
         answers = weights > 0.5
         hits = (logits[answers].argmax(-1) == targets[answers]).sum()
         elapsed = time.monotonic() - self._started if self._rank == 0 else 0.0

@@ -50,6 +50,8 @@ strong/weak thick/thin sweet/sour win/lose buy/sell give/take push/pull come/go 
 """Knowledge to be held in the weights: each pair is asked both ways."""
 SYLLABLES = [consonant + vowel for consonant in "bcdfghklmnprstvz" for vowel in "aeiou"]
 ENDINGS = ["", "", "n", "r", "s", "l"]
+TRAINING_ENDINGS = [*ENDINGS, *"bdfgkmptxz"]
+"""Of invented words in training; more than are measured on, so that rare endings are copied too."""
 
 GREETINGS = _listed("Hello|Hi|Hello!|Hi!|Hey!|Good morning!|Good evening!|Hi there!|Hello there!", "|")
 IDENTITY_QUESTIONS = _listed(
