@@ -6,7 +6,7 @@
     python scripts/train_tiny.py ablate CHECKPOINT               (what the routed experts carry)
 
 A run measures itself and saves every 500 steps; `--init` goes on from any of them, or from an exported
-checkpoint. The shipped one (tests/data/tiny-k3) took three runs in a row, each `--init` from the one before.
+checkpoint. The shipped one (tests/data/tiny-k3) took four runs in a row, each `--init` from the one before.
 """
 
 from __future__ import annotations
