@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
+
+from scripts.make_tiny_checkpoint import K3_QUANTIZATION_CONFIG, MXFP4_GROUP
 
 BASE_RANKS = 768
 """Ordinary tokens: 256 bytes and 512 merges. The special tokens follow, at K3's offsets."""
@@ -25,7 +28,6 @@ CONV_WIDTH = 4
 NORM_EPS = 1e-5
 LORA_NORM_EPS = 1e-6
 """Epsilon of the two norms inside MLA; K3 builds them with another default than its other norms."""
-MXFP4_GROUP = 32
 A_LOG_LENGTH = 128
 """K3 stores A_log with 128 entries for fewer heads; the rest are zero."""
 
@@ -141,7 +143,7 @@ class TinyConfig:
                 "full_attn_layers": list(self.full_attention_layers),
                 "kda_layers": [i for i in all_layers if i not in self.full_attention_layers],
             },
-            "quantization_config": _quantization_config(),
+            "quantization_config": copy.deepcopy(K3_QUANTIZATION_CONFIG),
         }
 
     @classmethod
@@ -170,34 +172,3 @@ class TinyConfig:
             shared_experts=text["num_shared_experts"],
             max_positions=text["max_position_embeddings"],
         )
-
-
-def _quantization_config() -> dict[str, Any]:
-    """K3's own block: compressed-tensors MXFP4 for Linear, with the modules left in BF16."""
-    weights = {
-        "num_bits": 4,
-        "type": "float",
-        "strategy": "group",
-        "group_size": MXFP4_GROUP,
-        "symmetric": True,
-        "scale_dtype": "torch.uint8",
-        "dynamic": False,
-        "actorder": None,
-        "observer": "minmax",
-    }
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "mxfp4-pack-quantized",
-        "quantization_status": "compressed",
-        "kv_cache_scheme": None,
-        "config_groups": {"group_0": group},
-        "ignore": [
-            "re:.*self_attn.*",
-            "re:.*shared_experts.*",
-            r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
-            "re:.*lm_head.*",
-            "re:.*vision_tower.*",
-            "re:.*mm_projector.*",
-        ],
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .config import MXFP4_GROUP
+from scripts.make_tiny_checkpoint import MXFP4_GROUP
 
 _MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _MIDPOINTS = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
