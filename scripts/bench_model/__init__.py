@@ -1,0 +1,1 @@
+"""Random GGUF models with real shapes, to measure speed with."""
