@@ -1,4 +1,5 @@
-// attn_res.c - attention residuals: a softmax mix of the stored block sums and the running sum, per token.
+// attn_res.c - attention residuals: a softmax mix of the stored block sums and the running sum, per token, normed.
+#include "cpu/fast.h"
 #include "ggml_k3.h"
 #include "ggml_k3_mutant.h"
 
@@ -8,11 +9,9 @@ static struct ggml_tensor * source_score(struct ggml_context * ctx, struct ggml_
     return ggml_sum_rows(ctx, ggml_mul(ctx, ggml_rms_norm(ctx, source, eps), score));
 }
 
-struct ggml_tensor * ggml_k3_attn_res(struct ggml_k3_builder * b, struct ggml_tensor ** bank, int n_bank,
-                                      struct ggml_tensor * current, struct ggml_tensor * score, float eps) {
-    if (n_bank == 0 || GGML_K3_MUTANT("drop-attn-res")) {
-        return current;
-    }
+// [H, T]
+static struct ggml_tensor * mix_sources(struct ggml_k3_builder * b, struct ggml_tensor ** bank, int n_bank,
+                                        struct ggml_tensor * current, struct ggml_tensor * score, float eps) {
     struct ggml_tensor * scores = NULL;  // [sources, T]
     for (int i = 0; i <= n_bank; i++) {
         struct ggml_tensor * s = source_score(b->ctx, i < n_bank ? bank[i] : current, score, eps);
@@ -26,4 +25,16 @@ struct ggml_tensor * ggml_k3_attn_res(struct ggml_k3_builder * b, struct ggml_te
         mix                         = mix ? ggml_add(b->ctx, mix, part) : part;
     }
     return mix;
+}
+
+struct ggml_tensor * ggml_k3_attn_res(struct ggml_k3_builder * b, struct ggml_tensor ** bank, int n_bank,
+                                      struct ggml_tensor * current, struct ggml_tensor * score,
+                                      struct ggml_tensor * weight, float eps) {
+    if (n_bank == 0 || GGML_K3_MUTANT("drop-attn-res")) {
+        return ggml_k3_norm(b, current, weight, eps);
+    }
+    if (b->form == GGML_K3_FAST) {
+        return k3_attn_res_fast(b, bank, n_bank, current, score, weight, eps);
+    }
+    return ggml_k3_norm(b, mix_sources(b, bank, n_bank, current, score, eps), weight, eps);
 }

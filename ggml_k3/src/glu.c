@@ -1,4 +1,5 @@
 // glu.c - the gated activations: SiTU (K3) and SwiGLU (Kimi-Linear).
+#include "cpu/fast.h"
 #include "ggml_k3.h"
 
 // cap * tanh(x / cap)
@@ -8,6 +9,9 @@ static struct ggml_tensor * soft_cap(struct ggml_context * ctx, struct ggml_tens
 
 struct ggml_tensor * ggml_k3_glu(struct ggml_k3_builder * b, const struct ggml_k3_glu_params * p,
                                  struct ggml_tensor * gate, struct ggml_tensor * up) {
+    if (b->form == GGML_K3_FAST) {
+        return k3_glu_fast(b, p, gate, up);
+    }
     if (!p->situ) {
         return ggml_swiglu_split(b->ctx, gate, up);
     }

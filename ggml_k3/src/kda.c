@@ -1,6 +1,8 @@
-// kda.c - Kimi Delta Attention between the projections: short convolution, SiLU, L2 norm, decay gate, delta rule.
+// kda.c - Kimi Delta Attention between the projections: short convolution, SiLU, L2 norm, decay gate, delta rule,
+// head norm, output gate.
 // Stock form: per segment ggml_ssm_conv and ggml_gated_delta_net in its per-channel form (which takes log decays and
 // scales q by 1/sqrt(dim) itself).
+#include "cpu/kda.h"
 #include "ggml_k3.h"
 #include "ggml_k3_mutant.h"
 
@@ -28,14 +30,20 @@ static struct ggml_tensor * decay(struct ggml_context * ctx, const struct ggml_k
     return ggml_reshape_2d(ctx, g, p->dim * p->n_head, n_tokens);
 }
 
+// Place `index` of a memory whose places lie `per_place` along dimension `dim`.
+static struct ggml_tensor * place(struct ggml_context * ctx, struct ggml_tensor * m, int dim, int64_t per_place,
+                                  int32_t index) {
+    return ggml_view_3d(ctx, m, m->ne[0], m->ne[1], dim == 2 ? per_place : m->ne[2], m->nb[1], m->nb[2],
+                        (size_t) (index * per_place) * m->nb[dim]);
+}
+
 // Convolves channel group i (q, k or v) of a segment over its window, writes the new window, applies SiLU: [D, n]
 static struct ggml_tensor * convolve(struct ggml_k3_builder * b, const struct ggml_k3_kda_params * p, int i,
-                                     struct ggml_tensor * x, const struct ggml_k3_kda_state * s) {
+                                     struct ggml_tensor * x, struct ggml_tensor * windows,
+                                     const struct ggml_k3_segment * s) {
     const int64_t channels = x->ne[0], n = x->ne[1], past = p->conv_width - 1;
-    struct ggml_tensor * before = ggml_view_2d(b->ctx, s->window_in, past, channels, s->window_in->nb[1],
-                                               (size_t) i * s->window_in->nb[2]);
-    struct ggml_tensor * after  = ggml_view_2d(b->ctx, s->window_out, past, channels, s->window_out->nb[1],
-                                               (size_t) i * s->window_out->nb[2]);
+    struct ggml_tensor * before = place(b->ctx, windows, 2, 1, 3 * s->state_in + i);
+    struct ggml_tensor * after  = place(b->ctx, windows, 2, 1, 3 * s->state_out + i);
     struct ggml_tensor * series = ggml_concat(b->ctx, before, ggml_cont(b->ctx, ggml_transpose(b->ctx, x)), 0);
     struct ggml_tensor * newest = ggml_view_2d(b->ctx, series, past, channels, series->nb[1],
                                                (size_t) n * series->nb[0]);
@@ -64,18 +72,18 @@ static struct ggml_tensor * delayed(struct ggml_context * ctx, struct ggml_tenso
 // One segment: [D, n]
 static struct ggml_tensor * segment(struct ggml_k3_builder * b, const struct ggml_k3_kda_params * p,
                                     const struct ggml_k3_kda_input * in, struct ggml_tensor * g,
-                                    struct ggml_tensor * beta, const struct ggml_k3_segment * s,
-                                    const struct ggml_k3_kda_state * state) {
+                                    struct ggml_tensor * beta, const struct ggml_k3_kda_memory * memory,
+                                    const struct ggml_k3_segment * s) {
     struct ggml_context * ctx = b->ctx;
     struct ggml_tensor * x[3];
     for (int i = 0; i < 3; i++) {
-        x[i] = convolve(b, p, i, columns(ctx, in->qkv[i], s), state);
+        x[i] = convolve(b, p, i, columns(ctx, in->qkv[i], s), memory->window, s);
     }
     g = columns(ctx, g, s);
     if (GGML_K3_MUTANT("decay-after-delta")) {
         g = delayed(ctx, g);
     }
-    struct ggml_tensor * before = state->state_in;
+    struct ggml_tensor * before = place(ctx, memory->state, 3, 1, s->state_in);
     if (GGML_K3_MUTANT("swap-state-axes")) {
         before = ggml_cont(ctx, ggml_permute(ctx, before, 1, 0, 2, 3));
     }
@@ -87,19 +95,24 @@ static struct ggml_tensor * segment(struct ggml_k3_builder * b, const struct ggm
     struct ggml_tensor * after = ggml_view_3d(ctx, packed, p->dim, p->dim, p->n_head, (size_t) p->dim * sizeof(float),
                                               (size_t) (p->dim * p->dim) * sizeof(float),
                                               (size_t) (channels * s->n) * sizeof(float));
-    ggml_build_forward_expand(b->graph, ggml_cpy(ctx, after, state->state_out));
+    ggml_build_forward_expand(b->graph, ggml_cpy(ctx, after, place(ctx, memory->state, 3, 1, s->state_out)));
     return ggml_view_2d(ctx, packed, channels, s->n, (size_t) channels * sizeof(float), 0);
 }
 
 struct ggml_tensor * ggml_k3_kda(struct ggml_k3_builder * b, const struct ggml_k3_kda_params * p,
-                                 const struct ggml_k3_kda_input * in, const struct ggml_k3_segment * segments,
-                                 const struct ggml_k3_kda_state * states, int n_segments) {
+                                 const struct ggml_k3_kda_input * in, const struct ggml_k3_kda_memory * memory) {
+    if (b->form == GGML_K3_FAST) {
+        return k3_kda_fast(b, p, in, memory);
+    }
     struct ggml_tensor * g    = decay(b->ctx, p, in->z);
     struct ggml_tensor * beta = ggml_sigmoid(b->ctx, in->beta_logits);
     struct ggml_tensor * out  = NULL;
-    for (int i = 0; i < n_segments; i++) {
-        struct ggml_tensor * o = segment(b, p, in, g, beta, &segments[i], &states[i]);
+    for (int i = 0; i < b->batch->n_segments; i++) {
+        struct ggml_tensor * o = segment(b, p, in, g, beta, memory, &b->batch->segments[i]);
         out                    = out ? ggml_concat(b->ctx, out, o, 1) : o;
     }
-    return out;
+    const int64_t channels = out->ne[0], n_tokens = out->ne[1];
+    out = ggml_k3_norm(b, ggml_reshape_3d(b->ctx, out, p->dim, p->n_head, n_tokens), p->norm, p->norm_eps);
+    out = ggml_reshape_2d(b->ctx, out, channels, n_tokens);
+    return GGML_K3_MUTANT("no-output-gate") ? out : ggml_k3_gate(b, out, in->gate);
 }

@@ -1,5 +1,6 @@
 // matmul.c - y = W x, plain and by expert id. Stock ggml converts x to the weight type's dot format (BF16 for BF16,
 // Q8_0 for Q8_0 and MXFP4); the reference form keeps x in fp32 and sums in fp64 in a fixed order.
+#include "cpu/fast.h"
 #include "ggml_k3.h"
 #include "ggml_k3_mutant.h"
 
@@ -84,6 +85,11 @@ static void matmul_id_reference(struct ggml_tensor * dst, int ith, int nth, void
 }
 
 struct ggml_tensor * ggml_k3_matmul(struct ggml_k3_builder * b, struct ggml_tensor * w, struct ggml_tensor * x) {
+    if (b->form == GGML_K3_FAST) {
+        struct ggml_tensor * y;
+        k3_matmul_group_fast(b, &w, 1, x, &y);
+        return y;
+    }
     if (b->form == GGML_K3_STOCK) {
         return ggml_mul_mat(b->ctx, w, x);
     }
@@ -92,11 +98,36 @@ struct ggml_tensor * ggml_k3_matmul(struct ggml_k3_builder * b, struct ggml_tens
                           GGML_N_TASKS_MAX, NULL);
 }
 
+void ggml_k3_matmul_group(struct ggml_k3_builder * b, struct ggml_tensor * const * w, int n, struct ggml_tensor * x,
+                          struct ggml_tensor ** y) {
+    GGML_ASSERT(n >= 1 && n <= GGML_K3_MAX_GROUP);
+    if (b->form == GGML_K3_FAST) {
+        k3_matmul_group_fast(b, w, n, x, y);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        y[i] = ggml_k3_matmul(b, w[i], x);
+    }
+}
+
+struct ggml_tensor * ggml_k3_matmul_heads(struct ggml_k3_builder * b, struct ggml_tensor * w, struct ggml_tensor * x,
+                                          bool merged) {
+    if (b->form == GGML_K3_FAST) {
+        return k3_matmul_heads_fast(b, w, x, merged);
+    }
+    struct ggml_tensor * y = ggml_k3_matmul(b, w, x);
+    if (!merged) {
+        return y;
+    }
+    return ggml_cont_2d(b->ctx, ggml_permute(b->ctx, y, 0, 2, 1, 3), y->ne[0] * y->ne[2], y->ne[1]);
+}
+
 struct ggml_tensor * ggml_k3_matmul_id(struct ggml_k3_builder * b, struct ggml_tensor * w, struct ggml_tensor * x,
                                        struct ggml_tensor * ids) {
     if (b->form == GGML_K3_STOCK) {
         return ggml_mul_mat_id(b->ctx, w, x, ids);
     }
+    GGML_ASSERT(b->form == GGML_K3_REFERENCE);
     struct ggml_tensor * args[] = {w, x, ids};
     return ggml_custom_4d(b->ctx, GGML_TYPE_F32, w->ne[1], ids->ne[0], ids->ne[1], 1, args, 3, matmul_id_reference,
                           GGML_N_TASKS_MAX, NULL);

@@ -1,14 +1,13 @@
 // router.c - sigmoid router: the bias takes part in the selection only, the weights are the unbiased scores.
+#include "cpu/fast.h"
 #include "ggml_k3.h"
 #include "ggml_k3_mutant.h"
+#include "select.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { MAX_EXPERTS = 4096 };
-
-// ids of the `n_used` largest scores, descending, ties to the lower id; a NaN is larger than nothing
-static void select_top(const float * scores, int64_t n_expert, int32_t * ids, int64_t n_used) {
+void k3_select_top(const float * scores, int64_t n_expert, int32_t * ids, int64_t n_used) {
     int64_t n = 0;
     for (int32_t expert = 0; expert < n_expert; expert++) {
         int64_t place = n;
@@ -24,6 +23,19 @@ static void select_top(const float * scores, int64_t n_expert, int32_t * ids, in
     }
 }
 
+uint64_t k3_count_distinct(const int32_t * ids, int64_t n) {
+    uint64_t chosen[K3_SELECT_MAX / 64] = {0}, count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        chosen[ids[i] / 64] |= UINT64_C(1) << (ids[i] % 64);
+    }
+    for (int i = 0; i < K3_SELECT_MAX / 64; i++) {
+        for (uint64_t bits = chosen[i]; bits; bits &= bits - 1) {
+            count++;
+        }
+    }
+    return count;
+}
+
 // One task: the work is a few microseconds per token.
 static void select_op(struct ggml_tensor * dst, int ith, int nth, void * user) {
     (void) nth;
@@ -31,33 +43,27 @@ static void select_op(struct ggml_tensor * dst, int ith, int nth, void * user) {
         return;
     }
     const struct ggml_tensor * scores = dst->src[0];
-    uint64_t chosen[MAX_EXPERTS / 64] = {0};
     for (int64_t token = 0; token < dst->ne[1]; token++) {
         int32_t * ids = (int32_t *) ((char *) dst->data + (size_t) token * dst->nb[1]);
-        select_top((const float *) ((const char *) scores->data + (size_t) token * scores->nb[1]), scores->ne[0], ids,
-                   dst->ne[0]);
-        for (int64_t slot = 0; slot < dst->ne[0]; slot++) {
-            if (GGML_K3_MUTANT("expert-zero")) {
-                ids[slot] = 0;
-            }
-            chosen[ids[slot] / 64] |= UINT64_C(1) << (ids[slot] % 64);
-        }
-    }
-    uint64_t n = 0;
-    for (int i = 0; i < MAX_EXPERTS / 64; i++) {
-        for (uint64_t bits = chosen[i]; bits; bits &= bits - 1) {
-            n++;
+        k3_select_top((const float *) ((const char *) scores->data + (size_t) token * scores->nb[1]), scores->ne[0],
+                      ids, dst->ne[0]);
+        for (int64_t slot = 0; GGML_K3_MUTANT("expert-zero") && slot < dst->ne[0]; slot++) {
+            ids[slot] = 0;
         }
     }
     if (user) {
-        *(uint64_t *) user = n;
+        *(uint64_t *) user = k3_count_distinct(dst->data, ggml_nelements(dst));
     }
 }
 
 void ggml_k3_router(struct ggml_k3_builder * b, const struct ggml_k3_router_params * p, struct ggml_tensor * logits,
                     struct ggml_tensor * bias, struct ggml_tensor ** ids, struct ggml_tensor ** weights) {
     const int64_t n_expert = logits->ne[0], n_tokens = logits->ne[1];
-    GGML_ASSERT(n_expert <= MAX_EXPERTS && p->n_used <= n_expert);
+    GGML_ASSERT(n_expert <= K3_SELECT_MAX && p->n_used <= n_expert);
+    if (b->form == GGML_K3_FAST) {
+        k3_router_fast(b, p, logits, bias, ids, weights);
+        return;
+    }
     struct ggml_tensor * probs  = ggml_sigmoid(b->ctx, logits);
     struct ggml_tensor * scores = ggml_add(b->ctx, probs, bias);
     *ids = ggml_custom_4d(b->ctx, GGML_TYPE_I32, p->n_used, n_tokens, 1, 1, &scores, 1, select_op, 1, p->n_distinct);
