@@ -1,7 +1,7 @@
 """Random values of a wanted size, made directly in the formats of GGUF.
 
-Quantised blocks are random bytes with scales that give the values the wanted root mean square: no value is ever
-rounded, so that this runs at the speed of the random numbers.
+Quantised blocks are random bytes with scales that give the values the wanted root mean square: no value is
+ever rounded, so that this runs at the speed of the random numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The sizes of the models: a middling Kimi-K3, and slices of the two real models.
 
-A slice has the real widths, so that each of its layers costs what a real layer costs, and the first four layers
-(three KDA, one MLA): what follows repeats them. Vocabulary, number of experts and, in K3, the dense layer are
-smaller, which keeps the file in a small machine's memory.
+A slice has the real widths, so that each of its layers costs what a real layer costs, and the first four
+layers (three KDA, one MLA): what follows repeats them. Vocabulary, number of experts and, in K3, the dense
+layer are smaller, which keeps the file in a small machine's memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How large the random weights are, tensor by tensor.
 
-Projections keep the size of their input, so that logits come out of order 1. The decay gates of a head's channels
-forget over a few to a few hundred tokens; with that and normalised keys, states stay bounded at any position. Router
-scores are spread normally.
+Projections keep the size of their input, so that logits come out of order 1. The decay gates of a head's
+channels forget over a few to a few hundred tokens; with that and normalised keys, states stay bounded at any
+position. Router scores are spread normally.
 """
 
 from __future__ import annotations
