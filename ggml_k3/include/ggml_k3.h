@@ -183,6 +183,7 @@ void ggml_k3_pool_free(struct ggml_k3_pool * pool);
 void ggml_k3_pool_abandon(struct ggml_k3_pool * pool);
 // Makes room for the temporary memory of a plan. False: no memory.
 bool ggml_k3_pool_reserve(struct ggml_k3_pool * pool, size_t work, size_t scratch);
+size_t ggml_k3_pool_memory(const struct ggml_k3_pool * pool);
 
 // The fast nodes of an allocated graph, in the graph's order.
 struct ggml_k3_plan {

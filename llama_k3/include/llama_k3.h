@@ -4,8 +4,8 @@
 // cache and one thread pool; used by one thread at a time, a second one gets LLAMA_K3_BUSY). A sequence is one
 // timeline of tokens; everything mutable belongs to a sequence. Positions and counters may be read at any time.
 //
-// Every function that can fail returns a status (0 = LLAMA_K3_OK) and writes a message that names the thing, the
-// value found and the value wanted into `err` (may be NULL; 0-terminated). The library never exits, aborts or prints.
+// What can fail returns a status (0 = LLAMA_K3_OK) and writes a message into `err` (may be NULL; 0-terminated) that
+// names the thing, the value found and the value wanted. The library never exits, aborts or prints.
 #ifndef LLAMA_K3_H
 #define LLAMA_K3_H
 
@@ -72,7 +72,6 @@ enum llama_k3_status {
 LLAMA_K3_API const char * llama_k3_status_name(int status);
 
 // ---- log -------------------------------------------------------------------------------------------------
-
 enum llama_k3_log_level { LLAMA_K3_LOG_DEBUG, LLAMA_K3_LOG_INFO, LLAMA_K3_LOG_WARN, LLAMA_K3_LOG_ERROR };
 typedef void (*llama_k3_log_callback)(int level, const char * text, void * user);
 
@@ -129,10 +128,9 @@ LLAMA_K3_API int llama_k3_model_meta_value_at(const llama_k3_model * model, uint
                                               llama_k3_meta_value * out);
 
 // ---- context ---------------------------------------------------------------------------------------------
-
 enum llama_k3_cache_type { LLAMA_K3_CACHE_F32, LLAMA_K3_CACHE_F16, LLAMA_K3_CACHE_BF16, LLAMA_K3_CACHE_Q8_0 };
 
-// Called between micro-batches and at least once a layer; return true to stop (LLAMA_K3_ABORTED).
+// Called between micro-batches and, in a prefill, at least once a layer; return true to stop (LLAMA_K3_ABORTED).
 typedef bool (*llama_k3_abort_callback)(void * user);
 // Called after each micro-batch of a decode call with the tokens done and wanted.
 typedef void (*llama_k3_decode_callback)(uint64_t n_done, uint64_t n_total, void * user);
@@ -158,7 +156,7 @@ typedef struct llama_k3_memory {
     uint64_t weights;      // mapped from the file
     uint64_t latent;       // MLA rows, reserved for n_ctx, committed as they are used
     uint64_t latent_used;  // of these, rows of tokens in sequences
-    uint64_t state;        // KDA states, fp32, two per sequence: a step reads one and writes the other
+    uint64_t state;        // KDA states, fp32, two per sequence: a prefill reads one and writes the other
     uint64_t window;       // short-convolution windows, fp32, two per sequence
     uint64_t compute;      // graph buffer
     uint64_t snapshots;    // bytes held for `truncate`
@@ -187,10 +185,10 @@ LLAMA_K3_API int llama_k3_decode(llama_k3_context * ctx, const llama_k3_batch_it
 
 typedef struct llama_k3_phase {
     uint64_t tokens, batches, bytes;
-    double ms;
+    double ms, ms_kda, ms_mla, ms_experts, ms_other;  // the last four: parts of ms; 0 in the diagnostic forms
 } llama_k3_phase;
-// Micro-batches in which every sequence has one token count as decode, all others as prefill. `bytes`: weights
-// (of the experts those that were chosen), cache rows and states read or written.
+// Micro-batches with one token a sequence count as decode, all others as prefill. `bytes`: weights (of the experts
+// those that were chosen), cache rows and states read or written.
 typedef struct llama_k3_counters {
     llama_k3_phase prefill, decode;
     uint64_t graphs_built, graphs_reused;
@@ -203,7 +201,6 @@ LLAMA_K3_API void llama_k3_context_reset_counters(llama_k3_context * ctx);
 // Tokens in the sequence; -1: no such sequence.
 LLAMA_K3_API int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq);
 LLAMA_K3_API int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size);
-// dst becomes a copy of src.
 LLAMA_K3_API int llama_k3_seq_copy(llama_k3_context * ctx, int32_t src, int32_t dst, char * err, size_t err_size);
 
 // MLA rows can be cut anywhere, KDA states cannot: the sequence goes back to `*go_on`, and
@@ -212,6 +209,10 @@ LLAMA_K3_API int llama_k3_seq_copy(llama_k3_context * ctx, int32_t src, int32_t 
 enum llama_k3_truncate_result { LLAMA_K3_TRUNCATE_DONE = 0, LLAMA_K3_TRUNCATE_REBUILD = 1 };
 LLAMA_K3_API int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int64_t position, int32_t * result,
                                        int64_t * go_on, char * err, size_t err_size);
+
+// For measuring: the sequence becomes n random tokens with latents, states and windows of usual size, at once.
+LLAMA_K3_API int llama_k3_seq_fill(llama_k3_context * ctx, int32_t seq, int64_t n, uint64_t seed, char * err,
+                                   size_t err_size);
 
 // A whole, independent copy of a sequence (tokens, MLA rows, KDA states, windows) that can be restored into any
 // sequence of any context of the same model and cache type. Both mark the position for `truncate`.
@@ -231,7 +232,6 @@ LLAMA_K3_API int llama_k3_seq_tokens(llama_k3_context * ctx, int32_t seq, int64_
                                      int64_t * n_copied, char * err, size_t err_size);
 
 // ---- sampler ---------------------------------------------------------------------------------------------
-
 typedef struct llama_k3_sampler_params {
     float temperature;  // 0: the largest logit, ties to the lower id
     int32_t top_k;      // <= 0: all

@@ -149,15 +149,15 @@ uint64_t k3_cache_recurrent_bytes(const k3_cache * c) {
     return (uint64_t) c->n_kda * (c->state_bytes + c->window_bytes);
 }
 
-static uint8_t * half(const k3_cache * c, const struct ggml_tensor * t, int32_t seq, uint64_t bytes) {
+uint8_t * k3_cache_half(const k3_cache * c, const struct ggml_tensor * t, int32_t seq, uint64_t bytes) {
     return (uint8_t *) t->data + (2 * (uint64_t) seq + (uint64_t) c->seq[seq].active) * bytes;
 }
 
 void k3_cache_recurrent_read(const k3_cache * c, int32_t seq, uint8_t * out) {
     for (int32_t i = 0; i < c->hp->n_layer; i++) {
         if (c->state[i]) {
-            memcpy(out, half(c, c->state[i], seq, c->state_bytes), c->state_bytes);
-            memcpy(out + c->state_bytes, half(c, c->window[i], seq, c->window_bytes), c->window_bytes);
+            memcpy(out, k3_cache_half(c, c->state[i], seq, c->state_bytes), c->state_bytes);
+            memcpy(out + c->state_bytes, k3_cache_half(c, c->window[i], seq, c->window_bytes), c->window_bytes);
             out += c->state_bytes + c->window_bytes;
         }
     }
@@ -166,8 +166,8 @@ void k3_cache_recurrent_read(const k3_cache * c, int32_t seq, uint8_t * out) {
 void k3_cache_recurrent_write(k3_cache * c, int32_t seq, const uint8_t * in) {
     for (int32_t i = 0; i < c->hp->n_layer; i++) {
         if (c->state[i]) {
-            memcpy(half(c, c->state[i], seq, c->state_bytes), in, c->state_bytes);
-            memcpy(half(c, c->window[i], seq, c->window_bytes), in + c->state_bytes, c->window_bytes);
+            memcpy(k3_cache_half(c, c->state[i], seq, c->state_bytes), in, c->state_bytes);
+            memcpy(k3_cache_half(c, c->window[i], seq, c->window_bytes), in + c->state_bytes, c->window_bytes);
             in += c->state_bytes + c->window_bytes;
         }
     }
@@ -217,8 +217,8 @@ void k3_cache_clear(k3_cache * c, int32_t seq) {
     s->position = 0;
     for (int32_t i = 0; i < c->hp->n_layer; i++) {
         if (c->state[i]) {
-            memset(half(c, c->state[i], seq, c->state_bytes), 0, c->state_bytes);
-            memset(half(c, c->window[i], seq, c->window_bytes), 0, c->window_bytes);
+            memset(k3_cache_half(c, c->state[i], seq, c->state_bytes), 0, c->state_bytes);
+            memset(k3_cache_half(c, c->window[i], seq, c->window_bytes), 0, c->window_bytes);
         }
     }
 }
@@ -248,10 +248,10 @@ int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
         if (c->latent[i]) {
             memcpy(k3_cache_rows(c, i, dst), k3_cache_rows(c, i, src), (size_t) from->position * c->row_bytes);
         } else {
-            memcpy(half(c, c->state[i], dst, c->state_bytes), half(c, c->state[i], src, c->state_bytes),
-                   c->state_bytes);
-            memcpy(half(c, c->window[i], dst, c->window_bytes), half(c, c->window[i], src, c->window_bytes),
-                   c->window_bytes);
+            memcpy(k3_cache_half(c, c->state[i], dst, c->state_bytes),
+                   k3_cache_half(c, c->state[i], src, c->state_bytes), c->state_bytes);
+            memcpy(k3_cache_half(c, c->window[i], dst, c->window_bytes),
+                   k3_cache_half(c, c->window[i], src, c->window_bytes), c->window_bytes);
         }
     }
     return LLAMA_K3_OK;

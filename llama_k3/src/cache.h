@@ -1,6 +1,7 @@
 // cache.h - the hybrid cache. Per sequence: rows of every MLA layer, and for every KDA layer a state and a
-// convolution window in two halves: a step reads the active half and writes the other one, which becomes active when
-// the whole micro-batch is done. So a step that was stopped or failed leaves the sequence as it was.
+// convolution window in two halves: a prefill reads the active half and writes the other one, which becomes active when
+// the whole micro-batch is done. So one that was stopped or failed leaves the sequence as it was. Decode, which nothing
+// stops, writes the half that it reads.
 #ifndef K3_CACHE_H
 #define K3_CACHE_H
 
@@ -55,6 +56,8 @@ uint64_t k3_cache_recurrent_bytes(const k3_cache * cache);
 // Copies the active states and windows of a sequence, layer by layer: state, window.
 void k3_cache_recurrent_read(const k3_cache * cache, int32_t seq, uint8_t * out);
 void k3_cache_recurrent_write(k3_cache * cache, int32_t seq, const uint8_t * in);
+// The active half of a sequence in a state or window tensor with `bytes` in a half.
+uint8_t * k3_cache_half(const k3_cache * cache, const struct ggml_tensor * t, int32_t seq, uint64_t bytes);
 // First `n` rows of a sequence in an MLA layer, contiguous.
 uint8_t * k3_cache_rows(const k3_cache * cache, int32_t layer, int32_t seq);
 

@@ -3,6 +3,8 @@
 
 #include "log.h"
 
+#include "ggml-backend.h"
+
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,16 +44,20 @@ static int cache_type(int32_t type, enum ggml_type * out, k3_error e) {
 
 // The form of every op can be forced for diagnosis.
 static int ops_form(enum ggml_k3_form * out, k3_error e) {
+    static const char * const names[] = {
+        [GGML_K3_STOCK] = "stock", [GGML_K3_REFERENCE] = "reference", [GGML_K3_FAST] = "fast"};
     const char * name = getenv("LLAMA_K3_OPS");
-    *out              = GGML_K3_STOCK;
-    if (!name || !*name || strcmp(name, "stock") == 0) {
-        return LLAMA_K3_OK;
+    *out              = GGML_K3_FAST;
+    for (int i = 0; name && *name && strcmp(name, names[ *out = (enum ggml_k3_form) i]) != 0; i++) {
+        if (i == GGML_K3_FAST) {
+            return k3_fail(e, LLAMA_K3_ARGUMENT, "LLAMA_K3_OPS: found \"%s\", wanted fast, stock or reference", name);
+        }
     }
-    if (strcmp(name, "reference") == 0) {
-        *out = GGML_K3_REFERENCE;
-        return LLAMA_K3_OK;
+    if (*out == GGML_K3_FAST && !ggml_k3_cpu_name()) {
+        return k3_fail(e, LLAMA_K3_ARGUMENT, "GGML_K3_CPU: found \"%s\", wanted a variant that this processor runs",
+                       getenv("GGML_K3_CPU"));
     }
-    return k3_fail(e, LLAMA_K3_ARGUMENT, "LLAMA_K3_OPS: found \"%s\", wanted reference or stock", name);
+    return LLAMA_K3_OK;
 }
 
 static int check_params(const llama_k3_context_params * p, k3_error e) {
@@ -61,24 +67,24 @@ static int check_params(const llama_k3_context_params * p, k3_error e) {
     return status ? status : check_range("n_threads", p->n_threads, 1, MAX_THREADS, e);
 }
 
-// The biggest graph of one sequence with one row of logits: a full micro-batch at the end of the context. A batch
-// that wants more logits lets the allocator grow its buffer.
-static int build_largest(llama_k3_context * ctx, k3_graph * g, k3_error e) {
+// The biggest micro-batch of one sequence with one row of logits: full, and at the end of the context. One that wants
+// more logits lets the compute buffer grow.
+static void set_largest(llama_k3_context * ctx) {
     const uint32_t n      = ctx->params.n_ubatch < ctx->params.n_ctx ? ctx->params.n_ubatch : ctx->params.n_ctx;
     ctx->batch.n_tokens   = (int32_t) n;
     ctx->batch.n_segments = ctx->batch.n_outputs = 1;
     ctx->batch.seq[0]                            = 0;
-    ctx->batch.segments[0] = (struct ggml_k3_segment) {.first = 0, .n = n, .position = ctx->params.n_ctx - n};
-    return k3_graph_build(g, &ctx->model->hp, &ctx->model->weights, &ctx->cache, &ctx->batch, ctx->form, e);
+    ctx->batch.segments[0] = (struct ggml_k3_segment) {.n = n, .position = ctx->params.n_ctx - n, .state_out = 1};
 }
 
-// Backend-independent half: cache address space and batch arrays.
+// What needs no threads: cache address space and batch arrays.
 static int init_cache(llama_k3_context * ctx, k3_error e) {
     const llama_k3_context_params * p = &ctx->params;
     enum ggml_type row_type           = GGML_TYPE_F32;
+    enum ggml_k3_form form            = GGML_K3_FAST;
     int status                        = check_params(p, e);
     status                            = status ? status : cache_type(p->cache_type, &row_type, e);
-    status                            = status ? status : ops_form(&ctx->form, e);
+    status                            = status ? status : ops_form(&form, e);
     if (status) {
         return status;
     }
@@ -92,21 +98,14 @@ static int init_cache(llama_k3_context * ctx, k3_error e) {
     ctx->batch.seq      = calloc(n, sizeof(*ctx->batch.seq));
     ctx->batch.segments = calloc(n, sizeof(*ctx->batch.segments));
     ctx->segment_of     = malloc(p->n_seq_max * sizeof(*ctx->segment_of));
-    ctx->compute        = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
-    if (!ctx->batch.tokens || !ctx->batch.outputs || !ctx->batch.seq || !ctx->batch.segments || !ctx->segment_of ||
-        !ctx->compute) {
+    if (!ctx->batch.tokens || !ctx->batch.outputs || !ctx->batch.seq || !ctx->batch.segments || !ctx->segment_of) {
         return k3_fail(e, LLAMA_K3_MEMORY, "context: no memory for micro-batches of %zu tokens", n);
     }
-    return LLAMA_K3_OK;
+    set_largest(ctx);
+    return k3_engine_init(&ctx->engine, ctx->model, &ctx->cache, &ctx->batch, form, e);
 }
 
-static bool poll_abort(void * user) {
-    const llama_k3_context * ctx = user;
-    return ctx->params.abort && ctx->params.abort(ctx->params.abort_user);
-}
-
-// ggml's barrier spins: a thread without a processor of its own stops all others for a whole time slice, so that more
-// threads than processors are slower by orders of magnitude. Results do not depend on the number of threads.
+// A thread without a processor of its own only takes time from the others. Results do not depend on the number.
 static uint32_t usable_threads(uint32_t wanted) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
 #ifdef __linux__
@@ -120,38 +119,17 @@ static uint32_t usable_threads(uint32_t wanted) {
     return (uint32_t) n;
 }
 
-static int init_backend(llama_k3_context * ctx, k3_error e) {
-    ctx->params.n_threads              = usable_threads(ctx->params.n_threads);
-    struct ggml_threadpool_params pool = ggml_threadpool_params_default((int) ctx->params.n_threads);
-    ctx->backend                       = ggml_backend_cpu_init();
-    ctx->threads                       = ggml_threadpool_new(&pool);
-    if (!ctx->backend || !ctx->threads) {
-        return k3_fail(e, LLAMA_K3_MEMORY, "context: no CPU backend with %u threads", ctx->params.n_threads);
-    }
-    ggml_backend_cpu_set_threadpool(ctx->backend, ctx->threads);
-    ggml_backend_cpu_set_abort_callback(ctx->backend, poll_abort, ctx);
-    return LLAMA_K3_OK;
-}
-
-static int reserve_compute(llama_k3_context * ctx, k3_error e) {
-    k3_graph g;
-    int status = build_largest(ctx, &g, e);
-    if (!status && !ggml_gallocr_reserve(ctx->compute, g.nodes)) {
-        status = k3_fail(e, LLAMA_K3_MEMORY, "context: no memory for the compute buffer");
-    }
-    k3_graph_free(&g);
-    return status;
+static int start_engine(llama_k3_context * ctx, k3_error e) {
+    ctx->params.n_threads = usable_threads(ctx->params.n_threads);
+    int status            = k3_engine_start_threads(&ctx->engine, (int) ctx->params.n_threads, k3_context_stop, ctx, e);
+    return status ? status : k3_engine_reserve(&ctx->engine, e);
 }
 
 // The threads of the pool stayed behind in the process that forked this one.
 static bool lost_threads(const llama_k3_context * ctx) { return ctx->params.n_threads > 1 && ctx->process != getpid(); }
 
 static void destroy(llama_k3_context * ctx) {
-    ggml_gallocr_free(ctx->compute);
-    ggml_backend_free(ctx->backend);
-    if (ctx->threads && !lost_threads(ctx)) {  // would wait for them
-        ggml_threadpool_free(ctx->threads);
-    }
+    k3_engine_free(&ctx->engine, lost_threads(ctx));
     k3_cache_free(&ctx->cache);
     free(ctx->batch.tokens);
     free(ctx->batch.outputs);
@@ -208,8 +186,7 @@ int llama_k3_context_new(llama_k3_model * model, const llama_k3_context_params *
         return LLAMA_K3_MEMORY;
     }
     int status = init_cache(ctx, e);
-    status     = status ? status : init_backend(ctx, e);
-    status     = status ? status : reserve_compute(ctx, e);
+    status     = status ? status : start_engine(ctx, e);
     if (status) {
         destroy(ctx);
         return status;
@@ -253,16 +230,11 @@ int llama_k3_context_estimate(llama_k3_model * model, const llama_k3_context_par
     if (!ctx) {
         return LLAMA_K3_MEMORY;
     }
-    int status = init_cache(ctx, e);
+    int status       = init_cache(ctx, e);
+    uint64_t compute = 0;
+    status = status ? status : k3_engine_estimate(&ctx->engine, (int) usable_threads(params->n_threads), &compute, e);
     if (!status) {
-        k3_graph g;
-        size_t compute = 0;
-        status         = build_largest(ctx, &g, e);
-        if (!status) {
-            ggml_gallocr_reserve_n_size(ctx->compute, g.nodes, NULL, NULL, &compute);
-            memory_of(ctx, compute, out);
-        }
-        k3_graph_free(&g);
+        memory_of(ctx, compute, out);
     }
     destroy(ctx);
     return status;
@@ -274,7 +246,7 @@ int llama_k3_context_get_memory(llama_k3_context * ctx, llama_k3_memory * out, c
     if (status) {
         return status;
     }
-    memory_of(ctx, ggml_gallocr_get_buffer_size(ctx->compute, 0), out);
+    memory_of(ctx, k3_engine_memory(&ctx->engine), out);
     k3_context_leave(ctx);
     return LLAMA_K3_OK;
 }
@@ -302,4 +274,9 @@ int k3_context_check_seq(const llama_k3_context * ctx, int32_t seq, k3_error e) 
         return k3_fail(e, LLAMA_K3_ARGUMENT, "sequence: found %d, wanted 0 to %u", seq, ctx->params.n_seq_max - 1);
     }
     return LLAMA_K3_OK;
+}
+
+bool k3_context_stop(void * user) {
+    const llama_k3_context * ctx = user;
+    return ctx->params.abort && ctx->params.abort(ctx->params.abort_user);
 }

@@ -1,13 +1,10 @@
-// context.h - a context: sequences with their hybrid cache, one backend with a persistent thread pool, counters.
+// context.h - a context: sequences with their hybrid cache, one engine with persistent threads, counters.
 #ifndef K3_CONTEXT_H
 #define K3_CONTEXT_H
 
 #include "cache.h"
-#include "graph.h"
+#include "engine.h"
 #include "model.h"
-
-#include "ggml-alloc.h"
-#include "ggml-cpu.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -15,11 +12,8 @@
 struct llama_k3_context {
     struct llama_k3_model * model;
     llama_k3_context_params params;
-    enum ggml_k3_form form;
     k3_cache cache;
-    ggml_backend_t backend;
-    struct ggml_threadpool * threads;
-    ggml_gallocr_t compute;
+    k3_engine engine;
     k3_ubatch batch;       // arrays of n_ubatch entries
     int32_t * segment_of;  // [n_seq_max] scratch: segment of a sequence in the micro-batch, -1: none
     llama_k3_counters counters;
@@ -33,6 +27,8 @@ struct llama_k3_context {
 // that lacks the context's threads.
 int k3_context_enter(llama_k3_context * ctx, k3_error e);
 void k3_context_leave(llama_k3_context * ctx);
+// Asks the caller whether to stop; `user` is the context.
+bool k3_context_stop(void * user);
 // LLAMA_K3_ARGUMENT unless 0 <= seq < n_seq_max.
 int k3_context_check_seq(const llama_k3_context * ctx, int32_t seq, k3_error e);
 

@@ -1,5 +1,6 @@
 // decode.c - llama_k3_decode: checks the whole batch, then runs it in micro-batches. A micro-batch is grouped by
-// sequence, computed, and only then made part of its sequences: one that was stopped or failed leaves no trace.
+// sequence, computed, and only then made part of its sequences: one that was stopped or failed leaves no trace. In the
+// fast form a micro-batch with one token a sequence updates the KDA states in place, and nothing stops it.
 #include "context.h"
 
 #include <math.h>
@@ -64,6 +65,17 @@ static int check_logits(const llama_k3_context * ctx, const llama_k3_batch_item 
     return LLAMA_K3_OK;
 }
 
+// Places of a sequence's state to read and to write.
+static struct ggml_k3_segment new_segment(const llama_k3_context * ctx, int32_t seq) {
+    const k3_sequence * s = &ctx->cache.seq[seq];
+    const int32_t active  = 2 * seq + s->active;
+    return (struct ggml_k3_segment) {.position = s->position, .seq = seq, .state_in = active, .state_out = active ^ 1};
+}
+
+static bool in_place(const llama_k3_context * ctx) {
+    return ctx->engine.form == GGML_K3_FAST && ctx->batch.n_tokens == ctx->batch.n_segments;
+}
+
 // Groups items by sequence, in order of first appearance.
 static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items, int32_t n_items) {
     k3_ubatch * b = &ctx->batch;
@@ -77,13 +89,14 @@ static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items
         if (*segment < 0) {
             *segment              = b->n_segments++;
             b->seq[*segment]      = items[i].seq;
-            b->segments[*segment] = (struct ggml_k3_segment) {.position = ctx->cache.seq[items[i].seq].position};
+            b->segments[*segment] = new_segment(ctx, items[i].seq);
         }
         b->segments[*segment].n++;
     }
     int64_t first = 0;
     for (int32_t i = 0; i < b->n_segments; i++) {
-        b->segments[i].first = first;
+        b->segments[i].first     = first;
+        b->segments[i].state_out = in_place(ctx) ? b->segments[i].state_in : b->segments[i].state_out;
         first += b->segments[i].n;
         b->segments[i].n = 0;  // counted again while the tokens are placed
     }
@@ -97,27 +110,19 @@ static void fill_batch(llama_k3_context * ctx, const llama_k3_batch_item * items
     }
 }
 
-// ggml synchronises its threads at every node: below some megabytes of weights for each thread this costs more than it
-// gives, and far more where the processors are shared.
+// Threads are synchronised at every node: below some megabytes of weights for each thread this costs more than it gives.
+// Attention over the cache counts by its operations, as the weights that take equally long.
 static int useful_threads(const llama_k3_context * ctx) {
-    static const uint64_t BYTES_PER_THREAD = UINT64_C(64) << 20;
-    const uint64_t n                       = (uint64_t) ctx->batch.n_tokens * ctx->token_bytes / BYTES_PER_THREAD + 1;
-    return (int) (n < ctx->params.n_threads ? n : ctx->params.n_threads);
-}
-
-static int compute(llama_k3_context * ctx, k3_graph * g, k3_error e) {
-    ggml_backend_cpu_set_n_threads(ctx->backend, useful_threads(ctx));
-    if (!ggml_gallocr_alloc_graph(ctx->compute, g->nodes)) {
-        return k3_fail(e, LLAMA_K3_MEMORY, "micro-batch of %d tokens: no memory for the compute buffer",
-                       ctx->batch.n_tokens);
+    enum { BYTES_PER_THREAD = 8 << 20, OPERATIONS_PER_BYTE = 8 };
+    const k3_hparams * hp = &ctx->model->hp;
+    const k3_ubatch * b   = &ctx->batch;
+    const double per_row  = 2.0 * hp->n_head * (double) (k3_row_width(hp) + hp->kv_lora) * ctx->cache.n_mla;
+    double bytes          = (double) b->n_tokens * (double) ctx->token_bytes;
+    for (int32_t i = 0; i < b->n_segments; i++) {
+        bytes += (double) b->segments[i].n * (double) b->segments[i].position * per_row / OPERATIONS_PER_BYTE;
     }
-    k3_graph_set_inputs(g, &ctx->batch);
-    switch (ggml_backend_graph_compute(ctx->backend, g->nodes)) {
-        case GGML_STATUS_SUCCESS: return LLAMA_K3_OK;
-        case GGML_STATUS_ABORTED: return k3_fail(e, LLAMA_K3_ABORTED, "decode: stopped by the caller");
-        case GGML_STATUS_ALLOC_FAILED: return k3_fail(e, LLAMA_K3_MEMORY, "decode: the backend is out of memory");
-        default: return k3_fail(e, LLAMA_K3_COMPUTE, "decode: the backend failed");
-    }
+    const double n = bytes / BYTES_PER_THREAD + 1;
+    return n < ctx->params.n_threads ? (int) n : (int) ctx->params.n_threads;
 }
 
 // The micro-batch becomes part of its sequences.
@@ -128,7 +133,7 @@ static void commit(llama_k3_context * ctx) {
         const struct ggml_k3_segment * seg = &b->segments[i];
         memcpy(s->tokens + s->position, b->tokens + seg->first, (size_t) seg->n * sizeof(*s->tokens));
         s->position += seg->n;
-        s->active ^= 1;
+        s->active = seg->state_out & 1;
     }
 }
 
@@ -153,13 +158,20 @@ static uint64_t moved_bytes(const llama_k3_context * ctx, const k3_graph * g) {
 }
 
 static void count(llama_k3_context * ctx, const k3_graph * g, double ms) {
+    const double * section = ctx->engine.ms;
     const k3_ubatch * b    = &ctx->batch;
     llama_k3_phase * phase = b->n_tokens == b->n_segments ? &ctx->counters.decode : &ctx->counters.prefill;
     phase->tokens += (uint64_t) b->n_tokens;
     phase->batches += 1;
     phase->ms += ms;
     phase->bytes += moved_bytes(ctx, g);
-    ctx->counters.graphs_built++;
+    phase->ms_kda += section[GGML_K3_KDA];
+    phase->ms_mla += section[GGML_K3_MLA];
+    phase->ms_experts += section[GGML_K3_EXPERTS];
+    phase->ms_other += section[GGML_K3_OTHER];
+    ctx->counters.graphs_built += ctx->engine.graphs_built;
+    ctx->counters.graphs_reused += ctx->engine.graphs_reused;
+    ctx->engine.graphs_built = ctx->engine.graphs_reused = 0;
 }
 
 // Clears the sequences whose logits are not finite and names the first of them.
@@ -210,23 +222,22 @@ static int checkpoint_prefill(llama_k3_context * ctx, k3_error e) {
 static int decode_ubatch(llama_k3_context * ctx, const llama_k3_batch_item * items, int32_t n_items, float ** logits,
                          k3_error e) {
     const double start = now_ms();
-    k3_graph g;
+    const k3_graph * g = NULL;
     fill_batch(ctx, items, n_items);
-    int status = k3_graph_build(&g, &ctx->model->hp, &ctx->model->weights, &ctx->cache, &ctx->batch, ctx->form, e);
-    status     = status ? status : compute(ctx, &g, e);
-    if (!status) {
-        const size_t n = (size_t) ctx->batch.n_outputs * (size_t) ctx->model->hp.n_vocab;
-        if (n > 0) {
-            memcpy(*logits, g.logits->data, n * sizeof(**logits));
-        }
-        commit(ctx);
-        count(ctx, &g, now_ms() - start);
-        status = check_finite(ctx, *logits, e);
-        *logits += n;
-        status = status ? status : checkpoint_prefill(ctx, e);
+    bool (*const stop)(void *) = in_place(ctx) ? NULL : k3_context_stop;
+    int status                 = k3_engine_run(&ctx->engine, useful_threads(ctx), stop, ctx, &g, e);
+    if (status) {
+        return status;
     }
-    k3_graph_free(&g);
-    return status;
+    const size_t n = (size_t) ctx->batch.n_outputs * (size_t) ctx->model->hp.n_vocab;
+    if (n > 0) {
+        memcpy(*logits, g->logits->data, n * sizeof(**logits));
+    }
+    commit(ctx);
+    count(ctx, g, now_ms() - start);
+    status = check_finite(ctx, *logits, e);
+    *logits += n;
+    return status ? status : checkpoint_prefill(ctx, e);
 }
 
 static int decode_all(llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items, float * logits,

@@ -25,6 +25,7 @@ KV_TYPES = {
     "bf16": lib.LLAMA_K3_CACHE_BF16,
     "q8_0": lib.LLAMA_K3_CACHE_Q8_0,
 }
+LAYER_KINDS = ("kda", "mla", "experts", "other")
 # The memory layout of llama_k3_batch_item.
 _ITEM = np.dtype({"names": ["token", "seq", "want"], "formats": ["i4", "i4", "?"], "itemsize": 12})
 if ffi.sizeof("llama_k3_batch_item") != _ITEM.itemsize:
@@ -55,12 +56,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class Phase:
-    """Work of one kind: tokens and micro-batches computed, milliseconds, bytes of weights and cache moved."""
+    """Work of one kind: tokens and micro-batches computed, milliseconds, bytes of weights and cache moved.
+
+    `kinds`: parts of `ms` by kind of layer: KDA, MLA, routed experts, everything else; all 0 in the diagnostic
+    forms of LLAMA_K3_OPS.
+    """
 
     tokens: int
     batches: int
     ms: float
     bytes: int
+    kinds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ def memory_of(value: Any) -> Memory:
 
 
 def _phase_of(value: Any) -> Phase:
-    return Phase(**{field.name: getattr(value, field.name) for field in fields(Phase)})
+    kinds = {kind: getattr(value, f"ms_{kind}") for kind in LAYER_KINDS}
+    return Phase(value.tokens, value.batches, value.ms, value.bytes, kinds)
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,12 @@ class Context(Handle):
         """Drop all tokens of the sequence."""
         with self._borrow() as pointer:
             call(lib.llama_k3_seq_clear, pointer, self._seq(seq))
+
+    def fill(self, n: int, seq: int = 0, seed: int = 0) -> None:
+        """For measuring: make the sequence n random tokens with cache contents of usual size, at once."""
+        with self._borrow() as pointer:
+            count = integer("n", n, 0, self.params.n_ctx)
+            call(lib.llama_k3_seq_fill, pointer, self._seq(seq), count, integer("seed", seed, 0, 2**64 - 1))
 
     def snapshot(self, seq: int = 0) -> Snapshot:
         """A whole copy of the sequence; it also marks the position for `truncate`."""

@@ -1,6 +1,6 @@
 // run_op.c - runs one op of ggml_k3 on tensors from a file, for tests/ggml_k3.
 //
-//   run_op OP stock|reference IN OUT
+//   run_op OP stock|reference|fast IN OUT
 //
 // IN: u32 number of parameters, f64 each; u32 number of tensors, each { i32 type, i64 ne[4], data }. OUT: results as
 // tensors in the same form, without parameters. Input order per op: see the functions below. Compute memory starts
@@ -18,6 +18,9 @@ enum { MAX_PARAMS = 64, MAX_TENSORS = 64, GUARD = 64, NAN_BYTE = 0xFF, GUARD_BYT
 
 typedef struct job {
     struct ggml_k3_builder b;
+    struct ggml_k3_batch batch;
+    struct ggml_k3_segment segments[MAX_TENSORS];
+    struct ggml_tensor * masks[MAX_TENSORS];
     struct ggml_context * inputs;
     ggml_backend_buffer_t input_memory;
     ggml_gallocr_t memory;
@@ -102,18 +105,44 @@ static struct ggml_k3_glu_params glu_params(const job * j) {
     return (struct ggml_k3_glu_params) {j->p[0] != 0, (float) j->p[1], (float) j->p[2]};
 }
 
-// parameters from `first` on: number of segments, then first, n, position of each
-static int segments(const job * j, int first, struct ggml_k3_segment * out) {
-    const int n = (int) j->p[first];
-    for (int i = 0; i < n; i++) {
+// parameters from `first` on: number of segments, then first, n, position of each. Segment i is sequence i; it reads
+// place 2 i of the states and writes place 2 i + 1.
+static void segments(job * j, int first) {
+    j->batch = (struct ggml_k3_batch) {j->segments, (int) j->p[first], j->masks};
+    for (int i = 0; i < j->batch.n_segments; i++) {
         const double * s = j->p + first + 1 + 3 * i;
-        out[i]           = (struct ggml_k3_segment) {(int64_t) s[0], (int64_t) s[1], (int64_t) s[2]};
+        j->segments[i] = (struct ggml_k3_segment) {(int64_t) s[0], (int64_t) s[1], (int64_t) s[2], i, 2 * i, 2 * i + 1};
     }
-    return n;
+    j->b.batch = &j->batch;
 }
 
 // w, x
 static void matmul(job * j) { result(j, ggml_k3_matmul(&j->b, j->in[0], j->in[1])); }
+
+// number of matrices | w..., x
+static void matmul_group(job * j) {
+    struct ggml_tensor * y[GGML_K3_MAX_GROUP];
+    const int n = (int) j->p[0];
+    ggml_k3_matmul_group(&j->b, j->in, n, j->in[n], y);
+    for (int i = 0; i < n; i++) {
+        result(j, y[i]);
+    }
+}
+
+// merged | w, x
+static void matmul_heads(job * j) { result(j, ggml_k3_matmul_heads(&j->b, j->in[0], j->in[1], j->p[0] != 0)); }
+
+// table, ids
+static void get_rows(job * j) { result(j, ggml_k3_get_rows(&j->b, j->in[0], j->in[1])); }
+
+// eps | x, weight
+static void norm(job * j) { result(j, ggml_k3_norm(&j->b, j->in[0], j->in[1], (float) j->p[0])); }
+
+// x, y
+static void add(job * j) { result(j, ggml_k3_add(&j->b, j->in[0], j->in[1])); }
+
+// x, gate
+static void gate(job * j) { result(j, ggml_k3_gate(&j->b, j->in[0], j->in[1])); }
 
 // w, x, ids
 static void matmul_id(job * j) { result(j, ggml_k3_matmul_id(&j->b, j->in[0], j->in[1], j->in[2])); }
@@ -124,10 +153,10 @@ static void glu(job * j) {
     result(j, ggml_k3_glu(&j->b, &p, j->in[0], j->in[1]));
 }
 
-// eps | bank..., current, score
+// eps | bank..., current, score, weight
 static void attn_res(job * j) {
-    const int n = j->n_in - 2;
-    result(j, ggml_k3_attn_res(&j->b, j->in, n, j->in[n], j->in[n + 1], (float) j->p[0]));
+    const int n = j->n_in - 3;
+    result(j, ggml_k3_attn_res(&j->b, j->in, n, j->in[n], j->in[n + 1], j->in[n + 2], (float) j->p[0]));
 }
 
 // n_used, normalise, scale | logits, bias
@@ -147,8 +176,8 @@ static void experts(job * j) {
     result(j, ggml_k3_experts(&j->b, &w, &p, j->in[3], j->in[4], j->in[5]));
 }
 
-// n_head, dim, taps, bounded, lower bound, l2 eps, segments |
-// q, k, v, z, beta, taps of q, k, v, a, dt_bias, then state in, state out, window in, window out of each segment
+// n_head, dim, taps, bounded, lower bound, l2 eps, norm eps, segments |
+// q, k, v, z, beta, gate, taps of q, k, v, a, dt_bias, norm, states, windows
 static void kda(job * j) {
     const struct ggml_k3_kda_params p = {
         .n_head           = (int64_t) j->p[0],
@@ -157,46 +186,51 @@ static void kda(job * j) {
         .gate_bounded     = j->p[3] != 0,
         .gate_lower_bound = (float) j->p[4],
         .l2_eps           = (float) j->p[5],
-        .conv             = {j->in[5], j->in[6], j->in[7]},
-        .a                = j->in[8],
-        .dt_bias          = j->in[9],
+        .norm_eps         = (float) j->p[6],
+        .conv             = {j->in[6], j->in[7], j->in[8]},
+        .a                = j->in[9],
+        .dt_bias          = j->in[10],
+        .norm             = j->in[11],
     };
-    const struct ggml_k3_kda_input in = {{j->in[0], j->in[1], j->in[2]}, j->in[3], j->in[4]};
-    struct ggml_k3_segment s[MAX_TENSORS];
-    struct ggml_k3_kda_state states[MAX_TENSORS];
-    const int n = segments(j, 6, s);
-    for (int i = 0; i < n; i++) {
-        struct ggml_tensor ** t = j->in + 10 + 4 * i;
-        states[i]               = (struct ggml_k3_kda_state) {t[0], t[1], t[2], t[3]};
-    }
-    result(j, ggml_k3_kda(&j->b, &p, &in, s, states, n));
-    for (int i = 0; i < n; i++) {
-        j->out[j->n_out++] = states[i].state_out;
-        j->out[j->n_out++] = states[i].window_out;
-    }
+    const struct ggml_k3_kda_input in      = {{j->in[0], j->in[1], j->in[2]}, j->in[3], j->in[4], j->in[5]};
+    const struct ggml_k3_kda_memory memory = {j->in[12], j->in[13]};
+    segments(j, 7);
+    result(j, ggml_k3_kda(&j->b, &p, &in, &memory));
+    j->out[j->n_out++] = memory.state;
+    j->out[j->n_out++] = memory.window;
 }
 
-// n_latent, scale, segments | q, rows, then the cache and the mask (one element: none) of each segment
+// scale, segments | latent part of q, shared part of q, latent, shared, cache, then the mask (one element: none) of
+// each segment
 static void mla(job * j) {
-    struct ggml_k3_segment s[MAX_TENSORS];
-    struct ggml_k3_mla_cache caches[MAX_TENSORS];
-    const int n = segments(j, 2, s);
-    for (int i = 0; i < n; i++) {
-        struct ggml_tensor * mask = j->in[3 + 2 * i];
-        caches[i] = (struct ggml_k3_mla_cache) {j->in[2 + 2 * i], ggml_nelements(mask) > 1 ? mask : NULL};
+    segments(j, 1);
+    for (int i = 0; i < j->batch.n_segments; i++) {
+        struct ggml_tensor * mask = j->in[5 + i];
+        j->masks[i]               = ggml_nelements(mask) > 1 ? mask : NULL;
     }
-    result(j, ggml_k3_mla(&j->b, (int64_t) j->p[0], (float) j->p[1], j->in[0], j->in[1], s, caches, n));
-    for (int i = 0; i < n; i++) {
-        j->out[j->n_out++] = caches[i].rows;
-    }
+    const struct ggml_k3_mla_input in = {j->in[0], j->in[1], j->in[2], j->in[3]};
+    result(j, ggml_k3_mla(&j->b, (float) j->p[0], &in, j->in[4]));
+    j->out[j->n_out++] = j->in[4];
 }
 
 static const struct {
     const char * name;
     void (*build)(job * j);
 } OPS[] = {
-    {"matmul", matmul}, {"matmul_id", matmul_id}, {"glu", glu}, {"attn_res", attn_res},
-    {"router", router}, {"experts", experts},     {"kda", kda}, {"mla", mla},
+    {"matmul", matmul},
+    {"matmul_group", matmul_group},
+    {"matmul_heads", matmul_heads},
+    {"matmul_id", matmul_id},
+    {"get_rows", get_rows},
+    {"norm", norm},
+    {"add", add},
+    {"gate", gate},
+    {"glu", glu},
+    {"attn_res", attn_res},
+    {"router", router},
+    {"experts", experts},
+    {"kda", kda},
+    {"mla", mla},
 };
 
 static void build(job * j, const char * name) {
@@ -209,28 +243,62 @@ static void build(job * j, const char * name) {
     fail("no such op");
 }
 
-static void compute(job * j) {
-    ggml_backend_t backend = ggml_backend_cpu_init();
-    j->memory              = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
-    ggml_backend_cpu_set_n_threads(backend, N_THREADS);
-    if (!ggml_gallocr_alloc_graph(j->memory, j->b.graph)) fail("no memory");
+static void poison(const job * j) {
     for (int i = 0; i < ggml_graph_n_nodes(j->b.graph); i++) {
         struct ggml_tensor * node = ggml_graph_node(j->b.graph, i);
         if (!node->view_src) memset(node->data, NAN_BYTE, ggml_nbytes(node));
     }
+}
+
+static void compute_fast(job * j, int n_threads) {
+    struct ggml_k3_plan plan;
+    double ms[GGML_K3_SECTIONS] = {0};
+    struct ggml_k3_pool * pool  = ggml_k3_pool_new(n_threads);
+    if (!pool || !ggml_k3_plan_init(&plan, j->b.graph) || !ggml_k3_pool_reserve(pool, plan.work, plan.scratch)) {
+        fail("no pool");
+    }
+    if (!ggml_k3_plan_run(&plan, pool, n_threads, NULL, NULL, ms)) fail("not computed");
+    ggml_k3_plan_free(&plan);
+    ggml_k3_pool_free(pool);
+}
+
+static void compute_stock(job * j, int n_threads) {
+    ggml_backend_t backend = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(backend, n_threads);
     if (ggml_backend_graph_compute(backend, j->b.graph) != GGML_STATUS_SUCCESS) fail("not computed");
     ggml_backend_free(backend);
 }
 
+static void compute(job * j) {
+    const char * threads = getenv("RUN_OP_THREADS");
+    const int n_threads  = threads ? atoi(threads) : N_THREADS;
+    j->memory            = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
+    if (!ggml_gallocr_alloc_graph(j->memory, j->b.graph)) fail("no memory");
+    poison(j);
+    if (j->b.form == GGML_K3_FAST) {
+        compute_fast(j, n_threads);
+    } else {
+        compute_stock(j, n_threads);
+    }
+}
+
+static enum ggml_k3_form form_of(const char * name) {
+    if (strcmp(name, "fast") == 0) return GGML_K3_FAST;
+    return strcmp(name, "reference") == 0 ? GGML_K3_REFERENCE : GGML_K3_STOCK;
+}
+
 int main(int argc, char ** argv) {
-    if (argc != 5) fail("usage: run_op OP stock|reference IN OUT");
-    enum { NODES = 4096 };
+    if (argc != 5) fail("usage: run_op OP stock|reference|fast IN OUT");
+    enum { NODES = 4096, ARENA = 1 << 20 };
     const struct ggml_init_params meta = {.mem_size = NODES * 512, .no_alloc = true};
     static job j;
-    j.inputs  = ggml_init(meta);
-    j.b.ctx   = ggml_init(meta);
-    j.b.graph = ggml_new_graph_custom(j.b.ctx, NODES / 2, false);
-    j.b.form  = strcmp(argv[2], "reference") == 0 ? GGML_K3_REFERENCE : GGML_K3_STOCK;
+    struct ggml_k3_arena arena = {.data = malloc(ARENA), .size = ARENA};
+    j.inputs                   = ggml_init(meta);
+    j.b.ctx                    = ggml_init(meta);
+    j.b.graph                  = ggml_new_graph_custom(j.b.ctx, NODES / 2, false);
+    j.b.form                   = form_of(argv[2]);
+    j.b.arena                  = &arena;
+    if (j.b.form == GGML_K3_FAST && !ggml_k3_cpu_name()) fail("GGML_K3_CPU cannot run here");
     read_job(&j, argv[3]);
     build(&j, argv[1]);
     compute(&j);
@@ -239,5 +307,6 @@ int main(int argc, char ** argv) {
     ggml_backend_buffer_free(j.input_memory);
     ggml_free(j.b.ctx);
     ggml_free(j.inputs);
+    free(arena.data);
     return 0;
 }

@@ -326,3 +326,7 @@ bool ggml_k3_pool_reserve(struct ggml_k3_pool * p, size_t work, size_t scratch) 
     }
     return true;
 }
+
+size_t ggml_k3_pool_memory(const struct ggml_k3_pool * p) {
+    return p->work_size + p->scratch_size * (size_t) p->n_threads;
+}
