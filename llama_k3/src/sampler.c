@@ -58,68 +58,97 @@ void llama_k3_sampler_free(llama_k3_sampler * s) {
     }
 }
 
-static int by_logit(const void * a, const void * b) {
-    const candidate *x = a, *y = b;
-    if (x->logit != y->logit) {
-        return x->logit > y->logit ? -1 : 1;
-    }
-    return x->id < y->id ? -1 : 1;
+// Order of the candidates: larger logit, ties to the lower id.
+static bool before(const candidate * a, const candidate * b) {
+    return a->logit != b->logit ? a->logit > b->logit : a->id < b->id;
 }
 
-// Probabilities of the first n candidates at a temperature; they are sorted by logit.
-static void softmax(candidate * c, int32_t n, double temperature) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) {
-        c[i].p = exp(((double) c[i].logit - (double) c[0].logit) / temperature);
-        sum += c[i].p;
+static void sift_down(candidate * heap, int32_t n, int32_t at) {
+    const candidate moved = heap[at];
+    for (int32_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && before(&heap[child + 1], &heap[child]);
+        if (!before(&heap[child], &moved)) {
+            break;
+        }
+        heap[at] = heap[child];
+        at       = child;
     }
-    for (int32_t i = 0; i < n; i++) {
-        c[i].p /= sum;
-    }
+    heap[at] = moved;
 }
 
-// Shortest prefix whose probability reaches top_p; at least one.
-static int32_t cut_top_p(const candidate * c, int32_t n, float top_p) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) {
-        sum += c[i].p;
-        if (sum >= (double) top_p) {
+// A vocabulary has 163,840 entries, of which a draw looks at few: they lie in a heap, and the first ones are taken off
+// as they are wanted. Those taken stand at the end of the array, the first one last.
+typedef struct ranking {
+    candidate * c;
+    int32_t n, taken;
+} ranking;
+
+static ranking rank(candidate * c, int32_t n) {
+    for (int32_t i = n / 2 - 1; i >= 0; i--) {
+        sift_down(c, n, i);
+    }
+    return (ranking) {c, n, 0};
+}
+
+// The candidate at place i, counted from 0; i is at most one more than the largest one asked for before.
+static candidate * at_rank(ranking * r, int32_t i) {
+    if (i == r->taken) {
+        const int32_t last  = r->n - 1 - r->taken++;
+        const candidate top = r->c[0];
+        r->c[0]             = r->c[last];
+        sift_down(r->c, last, 0);
+        r->c[last] = top;
+    }
+    return &r->c[r->n - 1 - i];
+}
+
+static double weight(const candidate * c, float max, double temperature) {
+    return exp(((double) c->logit - (double) max) / temperature);
+}
+
+// How many of the first candidates stay: top_k, then the shortest prefix that reaches top_p of their sum, then those
+// of at least min_p of the first one; at least one.
+static int32_t filter(ranking * r, const llama_k3_sampler_params * p) {
+    const int32_t limit = p->top_k > 0 && p->top_k < r->n ? p->top_k : r->n;
+    const float max     = r->c[0].logit;
+    double total = 0.0, sum = 0.0;
+    for (int32_t i = 0; i < limit && p->top_p < 1.0f; i++) {
+        total += weight(limit < r->n ? at_rank(r, i) : &r->c[i], max, 1.0);
+    }
+    for (int32_t i = 0; i < limit; i++) {
+        if (i == r->taken && p->top_p >= 1.0f && p->min_p <= 0.0f && limit == r->n) {
+            return limit;  // all of them, in any order
+        }
+        const double w = weight(at_rank(r, i), max, 1.0);
+        sum += w;
+        if (i > 0 && w < (double) p->min_p) {
+            return i;
+        }
+        if (p->top_p < 1.0f && sum >= (double) p->top_p * total) {
             return i + 1;
         }
     }
-    return n;
-}
-
-static int32_t cut_min_p(const candidate * c, int32_t n, float min_p) {
-    while (n > 1 && c[n - 1].p < (double) min_p * c[0].p) {
-        n--;
-    }
-    return n;
+    return limit;
 }
 
 static int32_t draw(llama_k3_sampler * s, int32_t n) {
-    const llama_k3_sampler_params * p = &s->params;
-    candidate * c                     = s->candidates;
-    qsort(c, (size_t) n, sizeof(*c), by_logit);
-    if (p->top_k > 0 && p->top_k < n) {
-        n = p->top_k;
+    ranking r         = rank(s->candidates, n);
+    const float max   = r.c[0].logit;
+    const int32_t end = filter(&r, &s->params);
+    candidate * kept  = &r.c[n - end];
+    double total      = 0.0;
+    for (int32_t i = 0; i < end; i++) {
+        kept[i].p = weight(&kept[i], max, (double) s->params.temperature);
+        total += kept[i].p;
     }
-    softmax(c, n, 1.0);
-    if (p->top_p < 1.0f) {
-        n = cut_top_p(c, n, p->top_p);
-    }
-    if (p->min_p > 0.0f) {
-        n = cut_min_p(c, n, p->min_p);
-    }
-    softmax(c, n, (double) p->temperature);
-    double left = next_unit(&s->rng);
-    for (int32_t i = 0; i < n; i++) {
-        left -= c[i].p;
+    double left = next_unit(&s->rng) * total;
+    for (int32_t i = end - 1; i > 0; i--) {
+        left -= kept[i].p;
         if (left < 0.0) {
-            return c[i].id;
+            return kept[i].id;
         }
     }
-    return c[n - 1].id;
+    return kept[0].id;
 }
 
 static int32_t largest(const float * logits, int32_t n) {

@@ -156,11 +156,12 @@ def _run(args: argparse.Namespace, first: str | None) -> int:
             try:
                 return _converse(session, terminal, first, args.single_turn)
             finally:
-                _show_timings(context, start, loaded)
+                _show_timings(context, start, loaded, args.verbose)
 
 
-def _show_timings(context: Context, start: float, loaded: float) -> None:
-    lines = perf_lines(context.counters(), 1e3 * (loaded - start), 1e3 * (time.perf_counter() - start))
+def _show_timings(context: Context, start: float, loaded: float, verbose: bool) -> None:
+    now = time.perf_counter()
+    lines = perf_lines(context.counters(), 1e3 * (loaded - start), 1e3 * (now - start), verbose)
     print("", *lines, sep="\n", file=sys.stderr)
 
 
