@@ -38,6 +38,7 @@ class Depth:
             self._context.clear()
             return False
         if self._marked and self._return_to(min(depth, self._marked)) == depth:
+            self._marked = depth
             return False
         if self._fill is not None:
             self._context.clear()
