@@ -31,8 +31,8 @@ enum {
 // What a kernel gets: the product of a group of rows with the tokens of a tile over a block of K.
 struct step {
     const uint8_t * w;           // first row of the group
-    size_t row_bytes;            // of F32, BF16: from one row to the next
-    int64_t n_rows;              // of F32, BF16: rows that exist; further rows of the group repeat the last one
+    size_t row_bytes;            // of floats, BF16: from one row to the next
+    int64_t n_rows;              // of floats, BF16: rows that exist; further rows of the group repeat the last one
     const float * w_scales;      // of bytes: [n / 4][GROUP_ROWS][4], fp32 or, for MXFP4, the exponent
     const uint32_t * x;          // [dword][token]
     const int32_t * correction;  // of bytes: [n][token], what the sums start from
@@ -40,7 +40,8 @@ struct step {
     int64_t n;                   // whole dwords of a row; of bytes: blocks of 32
     bool half;                   // of BF16: one more element follows
     float * acc;                 // [row of the group][token]
-    const uint8_t * ahead;       // weights to have in L2 soon
+    size_t next;                 // of floats, BF16: bytes to the group to come
+    const uint8_t * ahead;       // of bytes: weights to have in L2 soon
 };
 
 typedef void (*kernel_fn)(const struct step * step);
@@ -80,6 +81,9 @@ K3_INLINE void float_kernel(const struct step * step, const int vectors, __m512 
     }
     const uint32_t * x = step->x;
     for (int64_t i = 0; i < step->n; i++, x += 16 * vectors) {
+        if (i % (LINE / 4) == 0) {
+            UNROLL for (int r = 0; r < FLOAT_ROWS; r++) { __builtin_prefetch(w[r] + 4 * i + step->next, 0, 2); }
+        }
         UNROLL for (int r = 0; r < FLOAT_ROWS; r++) {
             const __m512i dword = broadcast(w[r] + 4 * i);
             UNROLL for (int v = 0; v < vectors; v++) {
@@ -186,14 +190,15 @@ static void unpack_q8_0(const uint8_t * row, int64_t k, int64_t in_panel, uint8_
     float * s          = scales + 4 * byte_row(k, in_panel);
     const __m256i high = _mm256_set1_epi8((char) 0x80);
     for (int64_t b = 0; b < k / 32; b += 4, q += GROUP_BYTES, s += GROUP_SCALES) {
-        const int n      = k / 32 - b < 4 ? (int) (k / 32 - b) : 4;
-        uint16_t half[8] = {0};
-        for (int i = 0; i < n; i++, row += 34) {
-            memcpy(half + i, row, 2);
+        uint64_t halves = 0;
+        for (int i = 0; i < 4 && b + i < k / 32; i++, row += 34) {
+            uint16_t half;
+            memcpy(&half, row, sizeof(half));
+            halves |= (uint64_t) half << 16 * i;
             const __m256i codes = _mm256_loadu_si256((const __m256i_u *) (row + 2));
             _mm256_store_si256((__m256i *) (q + 32 * i), _mm256_xor_si256(codes, high));
         }
-        _mm_store_ps(s, _mm_cvtph_ps(_mm_loadu_si128((const __m128i_u *) half)));
+        _mm_store_ps(s, _mm_cvtph_ps(_mm_cvtsi64_si128((long long) halves)));
     }
 }
 
@@ -448,6 +453,7 @@ static void run_tile(const struct plan * plan, const struct tile * tile) {
                 step.row_bytes = tile->row_bytes;
                 step.w         = tile->w + (size_t) r * step.row_bytes + 4 * k / form->per_dword;
             }
+            step.next = FLOAT_ROWS * step.row_bytes;
             kernel(&step);
         }
     }
