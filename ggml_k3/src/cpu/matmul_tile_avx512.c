@@ -180,7 +180,7 @@ static void mxfp4_kernel_2(const struct step * step) { byte_kernel(step, 6, 2, t
 static void mxfp4_kernel_3(const struct step * step) { byte_kernel(step, 4, 3, true, 17, scale_power); }
 static void mxfp4_kernel_4(const struct step * step) { byte_kernel(step, 3, 4, true, 17, scale_power); }
 
-// Where row `in_panel` of unpacked bytes begins, and its scales: [group of rows][four blocks][row][128 bytes or 4 scales].
+// Where row `in_panel` of unpacked bytes begins, in units of 128 bytes or 4 scales: [group of rows][four blocks][row].
 K3_INLINE size_t byte_row(int64_t k, int64_t in_panel) {
     return (size_t) (in_panel / GROUP_ROWS * ((k + 127) / 128) * GROUP_ROWS + in_panel % GROUP_ROWS);
 }
@@ -348,8 +348,8 @@ K3_INLINE void transpose(__m512i m[16]) {
     UNROLL for (int i = 0; i < 16; i++) { m[i] = t[i]; }
 }
 
-// Dwords [0, n) from `offset` bytes into the rows of up to 16 tokens -> out[dword][token], `width` tokens apart; missing
-// tokens are zeros. n is a multiple of 16. `split` puts the 32 dwords of four blocks into the order of the blocks.
+// Dwords [0, n) from `offset` bytes into the rows of up to 16 tokens -> out[dword][token], `width` tokens apart;
+// missing tokens are zeros. n is a multiple of 16. `split` puts the 32 dwords of four blocks into the order of the blocks.
 static void interleave(const void * const * acts, int64_t n_tokens, size_t offset, int64_t n, bool split, int64_t width,
                        uint32_t * out) {
     for (int64_t d = 0; d < n; d += 16) {
