@@ -349,7 +349,7 @@ K3_INLINE void transpose(__m512i m[16]) {
 }
 
 // Dwords [0, n) from `offset` bytes into the rows of up to 16 tokens -> out[dword][token], `width` tokens apart;
-// missing tokens are zeros. n is a multiple of 16. `split` puts the 32 dwords of four blocks into the order of the blocks.
+// missing tokens are zeros. n is a multiple of 16. `split` puts the 32 dwords of four blocks into the blocks' order.
 static void interleave(const void * const * acts, int64_t n_tokens, size_t offset, int64_t n, bool split, int64_t width,
                        uint32_t * out) {
     for (int64_t d = 0; d < n; d += 16) {
