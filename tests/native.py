@@ -32,12 +32,21 @@ def build_sanitized() -> Path:
     return programs
 
 
-def run(program: Path, *arguments: str | Path, cwd: Path | None = None, timeout: float = 300) -> str:
-    """Standard output of a test program; its failure and any sanitizer report fail the test."""
+def run(
+    program: Path,
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    timeout: float = 300,
+    environment: dict[str, str] | None = None,
+) -> str:
+    """Standard output of a test program; its failure and any sanitizer report fail the test.
+
+    `environment`: variables beside those of this process.
+    """
     done = subprocess.run(
         [program, *arguments],
         cwd=cwd,
-        env={**os.environ, **SANITIZER_OPTIONS},
+        env={**os.environ, **SANITIZER_OPTIONS, **(environment or {})},
         capture_output=True,
         timeout=timeout,
     )

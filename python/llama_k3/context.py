@@ -58,8 +58,8 @@ class Memory:
 class Phase:
     """Work of one kind: tokens and micro-batches computed, milliseconds, bytes of weights and cache moved.
 
-    `kinds`: parts of `ms` by kind of layer: KDA, MLA, routed experts, everything else; all 0 in the diagnostic
-    forms of LLAMA_K3_OPS.
+    `kinds`: parts of `ms` by kind of layer: KDA, MLA, routed experts, everything else; all 0 in the
+    diagnostic forms of LLAMA_K3_OPS.
     """
 
     tokens: int

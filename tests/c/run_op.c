@@ -1,6 +1,7 @@
 // run_op.c - runs one op of ggml_k3 on tensors from a file, for tests/ggml_k3.
 //
 //   run_op OP stock|reference|fast IN OUT
+//   run_op cpu    prints the kernels in use
 //
 // IN: u32 number of parameters, f64 each; u32 number of tensors, each { i32 type, i64 ne[4], data }. OUT: results as
 // tensors in the same form, without parameters. Input order per op: see the functions below. Compute memory starts
@@ -76,6 +77,14 @@ static void read_job(job * j, const char * path) {
     }
 }
 
+static void write_rows(const struct ggml_tensor * t, FILE * f) {
+    for (int64_t i = 0; i < ggml_nrows(t); i++) {
+        const size_t at = (size_t) (i % t->ne[1]) * t->nb[1] + (size_t) (i / t->ne[1] % t->ne[2]) * t->nb[2] +
+                          (size_t) (i / t->ne[1] / t->ne[2]) * t->nb[3];
+        fwrite((const char *) t->data + at, 1, ggml_row_size(t->type, t->ne[0]), f);
+    }
+}
+
 static void write_results(const job * j, const char * path) {
     FILE * f         = fopen(path, "wb");
     const uint32_t n = (uint32_t) j->n_out;
@@ -84,7 +93,7 @@ static void write_results(const job * j, const char * path) {
         const int32_t type = j->out[i]->type;
         fwrite(&type, sizeof(type), 1, f);
         fwrite(j->out[i]->ne, sizeof(j->out[i]->ne), 1, f);
-        fwrite(j->out[i]->data, 1, ggml_nbytes(j->out[i]), f);
+        write_rows(j->out[i], f);
     }
     if (fclose(f) != 0) fail("output not written");
     for (int i = 0; i < j->n_in; i++) {
@@ -95,7 +104,6 @@ static void write_results(const job * j, const char * path) {
 }
 
 static void result(job * j, struct ggml_tensor * t) {
-    t = ggml_is_contiguous(t) ? t : ggml_cont(j->b.ctx, t);
     ggml_set_output(t);
     ggml_build_forward_expand(j->b.graph, t);
     j->out[j->n_out++] = t;
@@ -288,6 +296,10 @@ static enum ggml_k3_form form_of(const char * name) {
 }
 
 int main(int argc, char ** argv) {
+    if (argc == 2 && strcmp(argv[1], "cpu") == 0) {
+        printf("%s", ggml_k3_cpu_name() ? ggml_k3_cpu_name() : "none");
+        return 0;
+    }
     if (argc != 5) fail("usage: run_op OP stock|reference|fast IN OUT");
     enum { NODES = 4096, ARENA = 1 << 20 };
     const struct ggml_init_params meta = {.mem_size = NODES * 512, .no_alloc = true};

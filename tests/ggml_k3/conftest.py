@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from tests.native import run
 
 Type = gguf.GGMLQuantizationType
 Array = NDArray[Any]
-FORMS = ("stock", "reference")
 
 
 class Weight:
@@ -65,17 +65,43 @@ def decode(data: bytes) -> list[Array]:
     return out
 
 
+def cpu_variants() -> list[str]:
+    """Kernel variants that this machine can run, the best last."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return ["generic", "neon"]
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    needs = {
+        "avx2": {"avx2", "fma", "f16c", "bmi2"},
+        "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16"},
+    }
+    return ["generic", *(name for name, wanted in needs.items() if wanted <= flags)]
+
+
+FAST = [f"fast-{name}" for name in cpu_variants()]
+
+
 @pytest.fixture
 def run_op(sanitized: Path, tmp_path: Path) -> RunOp:
-    """run_op(op, form, parameters, tensors) -> results. Tensors: float32, float16, int32 arrays or Weight."""
+    """run_op(op, form, parameters, tensors, threads=2) -> results.
+
+    Forms: stock, reference, and fast with a kernel variant, such as fast-avx2. Tensors: float32, float16,
+    int32 arrays or Weight.
+    """
 
     def call(
-        op: str, form: str, parameters: Sequence[float], tensors: Sequence[Array | Weight]
+        op: str,
+        form: str,
+        parameters: Sequence[float],
+        tensors: Sequence[Array | Weight],
+        threads: int = 2,
     ) -> list[Array]:
         body = struct.pack(f"<I{len(parameters)}d", len(parameters), *parameters)
         body += struct.pack("<I", len(tensors)) + b"".join(encode(tensor) for tensor in tensors)
         (tmp_path / "in").write_bytes(body)
-        run(sanitized / "run_op", op, form, tmp_path / "in", tmp_path / "out")
+        kind, _, variant = form.partition("-")
+        environment = {"RUN_OP_THREADS": str(threads), "GGML_K3_CPU": variant}
+        run(sanitized / "run_op", op, kind, tmp_path / "in", tmp_path / "out", environment=environment)
         return decode((tmp_path / "out").read_bytes())
 
     return call

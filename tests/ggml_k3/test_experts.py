@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compare import assert_close
-from tests.ggml_k3.conftest import RunOp, Weight, normal
+from tests.ggml_k3.conftest import FAST, RunOp, Weight, normal
 from tests.reference.functions import glu
 
 # Activations are rounded twice on the way; see test_matmul.
@@ -14,7 +14,7 @@ STOCK_NMSE = {"F32": 1e-11, "BF16": 1e-4, "Q8_0": 1e-3, "MXFP4": 1e-3}
 
 
 @pytest.mark.parametrize("kind", STOCK_NMSE)
-@pytest.mark.parametrize(("used", "tokens"), [(1, 1), (3, 1), (3, 20), (6, 4)])
+@pytest.mark.parametrize(("used", "tokens"), [(1, 1), (3, 1), (3, 20), (6, 4), (2, 70)])
 @pytest.mark.parametrize("beta", [4.0, None])
 def test_against_definition(run_op: RunOp, kind: str, used: int, tokens: int, beta: float | None) -> None:
     experts, width, hidden = 6, 64, 96
@@ -35,4 +35,10 @@ def test_against_definition(run_op: RunOp, kind: str, used: int, tokens: int, be
     parameters = [beta is not None, beta or 0.0, 25.0]
     tensors = [gate, up, down, x, ids, weights]
     assert_close(run_op("experts", "reference", parameters, tensors)[0], wanted, nmse=1e-11)
-    assert_close(run_op("experts", "stock", parameters, tensors)[0], wanted, nmse=STOCK_NMSE[kind])
+    for form in ("stock", *FAST):
+        found = run_op("experts", form, parameters, tensors)[0]
+        assert_close(found, wanted, nmse=STOCK_NMSE[kind], what=form)
+        if form != "stock":
+            assert np.array_equal(run_op("experts", form, parameters, tensors, threads=3)[0], found)
+            alone = [gate, up, down, x[-1:], ids[-1:], weights[-1:]]
+            assert np.array_equal(run_op("experts", form, parameters, alone, threads=1)[0][0], found[-1])

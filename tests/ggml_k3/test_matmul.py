@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.compare import assert_close
-from tests.ggml_k3.conftest import RunOp, Weight, normal
+from tests.ggml_k3.conftest import FAST, RunOp, Weight, normal
 
 SHAPES = [(32, 1, 1), (32, 3, 2), (64, 5, 17), (288, 7, 33), (1056, 100, 3)]  # cols, rows, tokens
-# Stock ggml rounds activations: to BF16, or to 8 bits per block of 32.
+# Stock ggml and the fast kernels round activations: to BF16, or to 8 bits per block of 32.
 STOCK_NMSE = {"F32": 1e-12, "F16": 1e-6, "BF16": 2e-5, "Q8_0": 1e-4, "MXFP4": 1e-4}
 
 
@@ -20,7 +20,49 @@ def test_plain(run_op: RunOp, kind: str, shape: tuple[int, int, int]) -> None:
     weight, x = Weight(normal((rows, cols), 1), kind), normal((tokens, cols), 2)
     wanted = x.astype(np.float64) @ weight.values.T
     assert_close(run_op("matmul", "reference", [], [weight, x])[0], wanted, nmse=1e-12)
-    assert_close(run_op("matmul", "stock", [], [weight, x])[0], wanted, nmse=STOCK_NMSE[kind])
+    for form in ("stock", *FAST):
+        found = run_op("matmul", form, [], [weight, x])[0]
+        assert_close(found.reshape(wanted.shape), wanted, nmse=STOCK_NMSE[kind], what=form)
+
+
+@pytest.mark.parametrize("form", FAST)
+@pytest.mark.parametrize("kind", STOCK_NMSE)
+def test_company_cuts_and_threads_change_no_bit(run_op: RunOp, kind: str, form: str) -> None:
+    cols, rows, tokens = 1056, 50, 150
+    weight, x = Weight(normal((rows, cols), 1), kind), normal((tokens, cols), 2)
+    whole = run_op("matmul", form, [], [weight, x])[0]
+    for first, n in ((0, 1), (7, 2), (20, 8), (30, 9), (40, 17), (60, 64), (149, 1)):
+        for threads in (1, 3):
+            part = run_op("matmul", form, [], [weight, x[first : first + n]], threads)[0]
+            assert np.array_equal(part.reshape(n, rows), whole[first : first + n]), (first, n, threads)
+
+
+@pytest.mark.parametrize("form", ["stock", *FAST])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_group_of_matrices(run_op: RunOp, form: str, tokens: int) -> None:
+    kinds = {"F32": 7, "BF16": 64, "Q8_0": 100, "MXFP4": 16, "F16": 1}
+    weights = [Weight(normal((rows, 96), 1), kind) for kind, rows in kinds.items()]
+    x = normal((tokens, 96), 2)
+    for kind, weight, found in zip(
+        kinds, weights, run_op("matmul_group", form, [5], [*weights, x], threads=3), strict=True
+    ):
+        wanted = x.astype(np.float64) @ weight.values.T
+        assert_close(found.reshape(wanted.shape), wanted, nmse=STOCK_NMSE[kind], what=kind)
+
+
+@pytest.mark.parametrize("form", ["stock", *FAST])
+@pytest.mark.parametrize("kind", STOCK_NMSE)
+@pytest.mark.parametrize(("heads", "rows", "tokens"), [(1, 16, 1), (3, 40, 5), (96, 24, 1), (5, 100, 20)])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_matrix_for_each_head(
+    run_op: RunOp, form: str, kind: str, heads: int, rows: int, tokens: int, merged: bool
+) -> None:
+    weight, x = Weight(normal((heads, rows, 64), 1), kind), normal((heads, tokens, 64), 2)
+    wanted = np.einsum("hmk,htk->htm", weight.values, x.astype(np.float64))
+    if merged:
+        wanted = np.swapaxes(wanted, 0, 1).reshape(tokens, -1)
+    found = run_op("matmul_heads", form, [merged], [weight, x], threads=3)[0]
+    assert_close(found.reshape(wanted.shape), wanted, nmse=STOCK_NMSE[kind])
 
 
 @pytest.mark.parametrize("form", ["stock", "reference"])
@@ -55,3 +97,7 @@ def test_extreme_mxfp4_scales(run_op: RunOp, scale: int) -> None:
     x = (normal((2, 32), 2).astype(np.float64) * 2.0 ** (100 - min(scale, 200))).astype(np.float32)
     wanted = x.astype(np.float64) @ values.T
     assert_close(run_op("matmul", "reference", [], [weight, x])[0], wanted, nmse=1e-12)
+    for form in FAST:
+        for tokens in (2, 20):
+            found = run_op("matmul", form, [], [weight, np.tile(x, (tokens // 2, 1))])[0]
+            assert_close(found, np.tile(wanted, (tokens // 2, 1)), nmse=1e-4, what=form)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.compare import assert_close
-from tests.ggml_k3.conftest import Array, RunOp, Weight, normal
+from tests.ggml_k3.conftest import FAST, Array, RunOp, Weight, normal
 from tests.reference.mla import causal_softmax
 
 # Rounding of q to the cache type's dot format, and of products; against exact attention over the stored rows.
@@ -25,31 +25,34 @@ def stored(values: Array, kind: str) -> Array:
     return np.asarray(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]), dtype=np.float64)
 
 
+@pytest.mark.parametrize("form", ["stock", *FAST])
 @pytest.mark.parametrize("kind", NMSE)
 @pytest.mark.parametrize(("heads", "latent", "shared"), [(1, 64, 32), (3, 96, 32), (96, 512, 64)])
 @pytest.mark.parametrize(
     "segments", [[(0, 1)], [(0, 5)], [(40, 1)], [(600, 3)], [(0, 2), (33, 1), (600, 1)]], ids=str
 )
 def test_against_exact_attention(
-    run_op: RunOp, kind: str, heads: int, latent: int, shared: int, segments: list[tuple[int, int]]
+    run_op: RunOp, form: str, kind: str, heads: int, latent: int, shared: int, segments: list[tuple[int, int]]
 ) -> None:
     width, tokens = latent + shared, sum(n for _, n in segments)
     q, rows = normal((heads, tokens, width), 1), normal((tokens, width), 2)
     scale = 3.0 * width**-0.5  # sharper than the model's, so that single rows matter
-    parameters: list[float] = [latent, scale, len(segments)]
-    tensors: list[Array | Weight] = [q, rows]
-    wanted, caches, first = [], [], 0
+    parameters: list[float] = [scale, len(segments)]
+    wanted, pasts, masks, caches, first = [], [], [], [], 0
     for index, (position, n) in enumerate(segments):
         past = normal((CAPACITY, width), 10 + index)
         past[position:] = np.nan if kind in ("F32", "F16", "BF16") else 0.0  # never read
-        tensors += [Weight(past, kind), causal_mask(position, n) if n > 1 else np.zeros(1, np.float32)]
+        pasts.append(past)
+        masks.append(causal_mask(position, n) if n > 1 else np.zeros(1, np.float32))
         parameters += [first, n, position]
         keys = np.concatenate([stored(past[:position], kind), stored(rows[first : first + n], kind)])
         caches.append(keys)
         scores = np.einsum("htd,sd->hts", q[:, first : first + n].astype(float), keys) * scale
         wanted.append(np.einsum("hts,sr->thr", causal_softmax(scores), keys[:, :latent]))
         first += n
-    found = run_op("mla", "stock", parameters, tensors)
+    parts = [q[..., :latent], q[..., latent:], rows[:, :latent], rows[:, latent:]]
+    found = run_op("mla", form, parameters, [*parts, Weight(np.stack(pasts), kind), *masks])
     assert_close(found[0].reshape(tokens, heads, latent), np.concatenate(wanted), nmse=NMSE[kind])
-    for (position, n), cache, keys in zip(segments, found[1:], caches, strict=True):
+    written = found[1].reshape(len(segments), CAPACITY, width)
+    for (position, n), cache, keys in zip(segments, written, caches, strict=True):
         assert_close(cache[: position + n], keys, max_abs=0.0, what="rows written")
