@@ -20,6 +20,7 @@ from llama_k3 import Model
 from scripts.bench_model.blocks import Source
 from scripts.bench_model.cli import main
 from scripts.bench_model.shapes import K3_MID, K3_SLICE, LINEAR_SLICE, layer_kinds
+from scripts.bench_model.weights import f32_values, matrix_rms
 from scripts.bench_model.writer import lay_out, write_model
 from tests.test_make_tiny_checkpoint import REAL_K3
 
@@ -93,6 +94,30 @@ def test_values_have_the_wanted_size(qtype: Type, rms: float) -> None:
 def test_no_code_that_a_quantiser_never_writes() -> None:
     blocks = Source(1).values(Type.Q8_0, 1 << 16, 1.0).reshape(-1, 34)
     assert blocks[:, 2:].view(np.int8).min() == -127
+
+
+def test_decay_gates_forget_slowly() -> None:
+    """With no input, exp(g) of K3's and of Kimi-Linear's gate: a channel keeps 1 to 1000 tokens in mind."""
+    for hp in (SMALL_K3, SMALL_LINEAR):
+        values = {
+            name: f32_values(tensor.spec, hp, Source(1)).astype(np.float64)
+            for tensor in lay_out(hp, "x").tensors
+            if (name := tensor.spec.name) in ("blk.0.ssm_a", "blk.0.ssm_dt.bias")
+        }
+        a = values["blk.0.ssm_a"].reshape(-1, 1)
+        z = values["blk.0.ssm_dt.bias"].reshape(hp.n_head, hp.kda_head_dim)
+        k3_gate, linear_gate = -5 / (1 + np.exp(a * z)), a * np.log1p(np.exp(z))
+        kept = np.exp(k3_gate if hp.is_k3 else linear_gate)
+        assert kept.min() > 0.1 and kept.max() < 0.99999
+        assert np.median(kept) > 0.8
+
+
+def test_mla_keys_have_the_size_of_their_latent() -> None:
+    """attn_k_b is stored transposed: a key of the second dimension's inputs."""
+    specs = {tensor.spec.name: tensor.spec for tensor in lay_out(K3_MID, "x").tensors}
+    assert matrix_rms(specs["blk.3.attn_k_b.weight"]) ** 2 * K3_MID.kv_lora_rank == pytest.approx(1)
+    assert matrix_rms(specs["blk.3.attn_v_b.weight"]) ** 2 * K3_MID.kv_lora_rank == pytest.approx(1)
+    assert matrix_rms(specs["blk.1.ffn_down_exps.weight"]) ** 2 * K3_MID.n_ff_expert == pytest.approx(1)
 
 
 @SMALL_MODELS
