@@ -14,7 +14,7 @@ from llama_k3.model import available_cpus
 
 from .document import machine_text, write
 from .llamacpp import llama_bench
-from .measure import LLAMA_CPP, OURS, ROOT, Measured, Plan, build_ceilings, run_all
+from .measure import LLAMA_CPP, OURS, ROOT, XLLAMACPP, Measured, Plan, build_ceilings, run_all
 
 _DESCRIPTION = """\
 Measure llama-k3 and llama.cpp on the same file and write docs/performance.md.
@@ -32,12 +32,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("model", type=Path, nargs="?", metavar="MODEL.gguf", help="for example of make_bench_model.py")
+    add(
+        "--engine",
+        action="append",
+        choices=(LLAMA_CPP, XLLAMACPP),
+        help="to compare with; may be given twice (llama.cpp; xllamacpp is its AVX2 wheel)",
+    )
     add("--name", metavar="NAME", help="of the section; by default the file's name")
     add("--about", default="", metavar="TEXT", help="first paragraph of the section")
     add("-p", type=int, default=512, metavar="N", help="prompt tokens (%(default)s)")
     add("-n", type=int, default=32, metavar="N", help="generated tokens (%(default)s)")
     add("-d", "--depths", type=parse_integers, default=[0], metavar="LIST", help="as of llama-bench (0)")
-    add("--peer-depths", type=parse_integers, metavar="LIST", help="for llama.cpp, where others than -d")
+    add("--peer-depths", type=parse_integers, metavar="LIST", help="of the other engines, where not -d")
     add("-t", "--threads", type=parse_integers, default=[available_cpus()], metavar="LIST")
     add("--rounds", type=int, default=3, metavar="N", help="(%(default)s)")
     add("--fill", action="store_true", help="llama-k3 reaches its depths by filling")
@@ -82,11 +88,14 @@ def _run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, peers: Path) -> Measured:
     if not args.model.is_file():
         raise FileNotFoundError(f"{args.model}: no such file")
-    engines = {
-        OURS: [sys.executable, "-m", "llama_k3.cli.bench", *(["--fill"] if args.fill else [])],
-        LLAMA_CPP: [str(llama_bench(peers, args.jobs)), "-fa", "on"],
-    }
-    depths = {OURS: args.depths, LLAMA_CPP: args.peer_depths or args.depths}
+    engines = {OURS: [sys.executable, "-m", "llama_k3.cli.bench", *(["--fill"] if args.fill else [])]}
+    depths = {OURS: args.depths}
+    for engine in args.engine or [LLAMA_CPP]:
+        if engine == LLAMA_CPP:
+            engines[engine] = [str(llama_bench(peers, args.jobs)), "-fa", "on"]
+        else:
+            engines[engine] = [sys.executable, str(ROOT / "scripts" / "peers" / "xllamacpp_bench.py")]
+        depths[engine] = args.peer_depths or args.depths
     plan = Plan(args.model, args.threads, args.p, args.n, depths, args.rounds)
     return run_all(plan, engines, build_ceilings(peers), args.about, machine_text())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS, LLAMA_CPP = "llama-k3", "llama.cpp"
+OURS, LLAMA_CPP, XLLAMACPP = "llama-k3", "llama.cpp", "xllamacpp"
 
 
 @dataclass(frozen=True)
