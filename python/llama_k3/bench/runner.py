@@ -117,6 +117,9 @@ class Runner:
             snapshot_every=0,
             snapshot_bytes=budget,
         ) as context:
+            if self._by_layer_kind:
+                # A library that cannot count is found out before the work.
+                ms_by_kind(context.counters().decode)
             deepest = max(test.n_depth for test in self._tests)
             depth = Depth(context, self._setup.n_batch, self._draw(deepest), self._fill)
             for test in self._tests:
