@@ -1,4 +1,4 @@
-"""A llama-bench on the package `xllamacpp`, llama.cpp as an AVX2 wheel: the flags and JSON that are used here.
+"""A llama-bench on `xllamacpp`, an AVX2 wheel of llama.cpp: the flags and the JSON that are used here.
 
 Speeds are those that its server reports, so that sampling and one HTTP request are in them. Run as a process
 of its own, since llama.cpp brings its own ggml.
