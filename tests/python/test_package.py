@@ -44,7 +44,11 @@ def test_no_build_inputs_are_installed() -> None:
 
 def test_commands_and_converter_are_installed() -> None:
     commands = {entry.name: entry.value for entry in DISTRIBUTION.entry_points}
-    assert commands == {"llama-cli": "llama_k3.cli.main:main", "convert-k3": "llama_k3_convert.cli:main"}
+    assert commands == {
+        "llama-cli": "llama_k3.cli.main:main",
+        "llama-bench": "llama_k3.cli.bench:main",
+        "convert-k3": "llama_k3_convert.cli:main",
+    }
     for command in commands:
         done = subprocess.run(
             [Path(sys.executable).parent / command, "--help"], capture_output=True, text=True, check=True

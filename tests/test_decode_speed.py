@@ -1,0 +1,245 @@
+"""Decode speed at depth: a token costs the same everywhere but for the MLA layers' one pass over the cache.
+
+Everything is a ratio of figures measured in turn in one run, the least of several rounds for each point, so
+that noise makes the test slower, not red. Decode alone is timed, by the library's counters; caches are filled
+at once unless a test is about how they were filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llama_k3 import Context, Model
+from scripts.bench_model.shapes import K3_MID, layer_kinds
+from scripts.bench_model.writer import lay_out, write_model
+
+DEPTHS = (0, 68 << 10, 80 << 10, 96 << 10, 112 << 10, 128 << 10)
+ROUNDS, TOKENS = 9, 4
+ROOM = 2048  # positions beyond the deepest that the tests append
+FLAT = 1.10
+FIT = 1.25
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of one token: by kind of layer, and of the host around them."""
+
+    kda: float
+    mla: float
+    experts: float
+    other: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return self.kda + self.mla + self.experts + self.other + self.host
+
+
+def least(costs: list[Cost]) -> Cost:
+    """The least of each part."""
+    return Cost(**{field.name: min(getattr(cost, field.name) for cost in costs) for field in fields(Cost)})
+
+
+def step(context: Context, seqs: tuple[int, ...] = (0,), tokens: int = TOKENS) -> Cost:
+    """Decode `tokens` steps of one token in each of the sequences; the cost of a step."""
+    context.reset_counters()
+    for index in range(tokens):
+        context.decode_batch([(index + 1, seq, True) for seq in seqs])
+    return cost_of(context, tokens)
+
+
+def cost_of(context: Context, tokens: int) -> Cost:
+    phase = context.counters().decode
+    kinds = phase.kinds
+    host = phase.ms - sum(kinds.values())
+    return Cost(**{kind: ms / tokens for kind, ms in {**kinds, "host": host}.items()})
+
+
+def in_turn(runs: Mapping[str, Callable[[], Cost]], rounds: int = ROUNDS) -> dict[str, Cost]:
+    """Each run's least cost over the rounds, A B C A B C; the first round warms up."""
+    costs: dict[str, list[Cost]] = {name: [] for name in runs}
+    for index in range(rounds + 1):
+        for name, run in runs.items():
+            cost = run()
+            if index:
+                costs[name].append(cost)
+    return {name: least(found) for name, found in costs.items()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A K3 of 12 layers, 3 of them MLA, that reads 162 MB of weights a token: more than caches hold."""
+    path: Path = tmp_path_factory.mktemp("speed") / "k3-mid.gguf"
+    write_model(lay_out(K3_MID, "k3-mid"), path, 1)
+    with Model(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def by_depth(model: Model) -> dict[int, Cost]:
+    """Cost of a token at each depth, one sequence for each in one context."""
+    with model.context(n_ctx=DEPTHS[-1] + ROOM, n_seq_max=len(DEPTHS)) as context:
+        for seq, depth in enumerate(DEPTHS):
+            context.fill(depth, seq=seq)
+        context.reset_counters()
+        runs = {str(depth): partial(step, context, (seq,)) for seq, depth in enumerate(DEPTHS)}
+        found = in_turn(runs)
+        return {int(depth): cost for depth, cost in found.items()}
+
+
+@pytest.mark.parametrize("kind", ["kda", "experts", "other"])
+def test_fixed_work_is_flat(by_depth: dict[int, Cost], kind: str) -> None:
+    shallow = getattr(by_depth[0], kind)
+    for depth in DEPTHS[1:]:
+        assert getattr(by_depth[depth], kind) <= FLAT * shallow, f"{kind} at {depth}: {by_depth}"
+
+
+def test_host_work_is_flat(by_depth: dict[int, Cost]) -> None:
+    """Masks and scans that grow with the position would show here."""
+    shallow = by_depth[0].host
+    for depth in DEPTHS[1:]:
+        assert by_depth[depth].host <= 1.5 * shallow, f"host at {depth}: {by_depth}"
+
+
+def test_mla_lies_on_a_line(by_depth: dict[int, Cost]) -> None:
+    depths = np.array(DEPTHS, dtype=float)
+    found = np.array([by_depth[depth].mla for depth in DEPTHS])
+    slope, start = np.polyfit(depths, found, 1)
+    for depth, ms in zip(DEPTHS, found, strict=True):
+        fitted = start + slope * depth
+        assert fitted / FIT <= ms <= fitted * FIT, f"mla at {depth}: {ms:.3f} ms, {fitted:.3f} on the line"
+    assert slope > 0
+
+
+def matmul_rate(n: int = 1024) -> float:
+    """Operations a millisecond of a float32 matrix product on all processors of this process."""
+    a = np.ones((n, n), np.float32)
+    start = time.perf_counter()
+    np.dot(a, a)
+    return 2.0 * n**3 / (1e3 * (time.perf_counter() - start))
+
+
+def test_attention_is_a_matrix_product(model: Model, by_depth: dict[int, Cost]) -> None:
+    """All heads share each row of the cache: reading it once per head would cost several times this."""
+    heads, row, latent, layers = 8, 576, 512, 3
+    operations = 2.0 * heads * (row + latent) * layers * (DEPTHS[-1] - DEPTHS[1])
+    ideal = operations / max(matmul_rate() for _ in range(ROUNDS))
+    found = by_depth[DEPTHS[-1]].mla - by_depth[DEPTHS[1]].mla
+    assert found <= 3.0 * ideal, f"{found:.2f} ms for {ideal:.2f} ms of float32 products"
+
+
+def stream_ms(values: NDArray[np.float32]) -> float:
+    """Milliseconds of one read and write of an array in place, by one thread."""
+    start = time.perf_counter()
+    np.multiply(values, np.float32(1.0), out=values)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def test_states_are_updated_in_place(tmp_path: Path) -> None:
+    """On a model that is little but KDA states, 36 MiB of them: copying them costs twice as much again."""
+    n_layer = 12
+    shape = replace(
+        K3_MID, n_embd=64, n_head=64, n_layer=n_layer, n_layer_dense=n_layer, layer_kinds=layer_kinds(n_layer)
+    )
+    write_model(lay_out(shape, "states"), tmp_path / "states.gguf", 1)
+    with Model(tmp_path / "states.gguf", n_threads=1) as model, model.context(n_ctx=256) as context:
+        states = np.ones(model.memory(n_ctx=256).state // 2 // 4, np.float32)  # held twice, used once
+        plain = []
+
+        def stream() -> Cost:
+            plain.append(stream_ms(states))
+            return Cost(0, 0, 0, 0, 0)
+
+        found = in_turn({"model": partial(step, context), "plain": stream})["model"].kda
+    assert found <= 2.3 * min(plain), f"{found:.2f} ms for {min(plain):.2f} ms of reading and writing"
+
+
+def test_graphs_are_reused(model: Model) -> None:
+    with model.context(n_ctx=4096) as context:
+        step(context)
+        step(context, tokens=20)
+        counters = context.counters()
+    assert (counters.graphs_built, counters.graphs_reused) == (0, 20)
+
+
+def test_cache_types_share_the_kernel(model: Model) -> None:
+    depth = DEPTHS[-1]
+    with (
+        model.context(n_ctx=depth + ROOM, kv_type="bf16") as plain,
+        model.context(n_ctx=depth + ROOM, kv_type="q8_0") as packed,
+    ):
+        plain.fill(depth)
+        packed.fill(depth)
+        costs = in_turn({"bf16": partial(step, plain), "q8_0": partial(step, packed)})
+    assert costs["q8_0"].mla <= 1.3 * costs["bf16"].mla, f"{costs}"
+
+
+def test_two_sequences_cost_no_more_than_each_alone(model: Model) -> None:
+    deep, shallow = DEPTHS[-1], 16 << 10
+    with model.context(n_ctx=deep + ROOM, n_seq_max=2) as context:
+        context.fill(deep, seq=0)
+        context.fill(shallow, seq=1)
+        costs = in_turn(
+            {
+                "deep": partial(step, context, (0,)),
+                "shallow": partial(step, context, (1,)),
+                "both": partial(step, context, (0, 1)),
+            }
+        )
+    assert costs["both"].total <= FLAT * (costs["deep"].total + costs["shallow"].total), f"{costs}"
+    assert costs["both"].mla <= FLAT * (costs["deep"].mla + costs["shallow"].mla), f"{costs}"
+
+
+def test_how_the_depth_was_reached_does_not_matter(model: Model) -> None:
+    """Filled, read in one piece, in many turns with answers between, restored from another context.
+
+    The counters are not reset between prefill and decode: decode must not contain the prefill.
+    """
+    depth, turn, answer = 8 << 10, 256, 4
+    tokens = np.random.default_rng(0).integers(0, model.info.n_vocab, depth)
+
+    with (
+        model.context(n_ctx=depth + ROOM, n_seq_max=3) as context,
+        model.context(n_ctx=depth + ROOM) as other,
+    ):
+        context.fill(depth, seq=0)
+        context.reset_counters()
+        context.decode(tokens, seq=1)
+        for token in tokens[:TOKENS].tolist():
+            context.decode([token], seq=1)
+        with_prefill = cost_of(context, TOKENS)
+        for start in range(0, depth, turn):
+            context.decode(tokens[start : start + turn - answer], seq=2)
+            for token in tokens[start + turn - answer : start + turn].tolist():
+                context.decode([token], seq=2)
+        other.restore(0, context.snapshot(1))
+        costs = in_turn(
+            {
+                "filled": partial(step, context, (0,)),
+                "one piece": partial(step, context, (1,)),
+                "many turns": partial(step, context, (2,)),
+                "restored": partial(step, other),
+            }
+        )
+    for name, cost in costs.items():
+        assert cost.total <= FLAT * costs["filled"].total, f"{name}: {costs}"
+        assert cost.total * FLAT >= costs["filled"].total, f"{name}: {costs}"
+    assert with_prefill.total <= 3.0 * costs["filled"].total, f"{with_prefill} {costs}"
+
+
+def test_room_for_more_costs_nothing(model: Model) -> None:
+    """A short prompt in a context of 131,072 tokens and in one of 4,096."""
+    with model.context(n_ctx=4096) as small, model.context(n_ctx=131072) as large:
+        for context in (small, large):
+            context.decode(list(range(30)))
+        costs = in_turn({"small": partial(step, small), "large": partial(step, large)})
+    assert costs["large"].total <= FLAT * costs["small"].total, f"{costs}"
+    assert costs["small"].total <= FLAT * costs["large"].total, f"{costs}"
