@@ -112,11 +112,11 @@ static inline void k3_q8_pack(const float * x, int64_t k, void * act) {
 }
 
 // Activations of these variants: 8 bits for the block types, floats for the others.
-static enum k3_act_kind k3_matmul_kind(enum ggml_type type) {
+static inline enum k3_act_kind k3_matmul_kind(enum ggml_type type) {
     return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_MXFP4 ? K3_ACT_Q8 : K3_ACT_F32;
 }
 
-static void k3_matmul_pack(enum k3_act_kind kind, const float * x, int64_t k, void * act) {
+static inline void k3_matmul_pack(enum k3_act_kind kind, const float * x, int64_t k, void * act) {
     if (kind == K3_ACT_Q8) {
         k3_q8_pack(x, k, act);
     } else {
