@@ -1,10 +1,10 @@
 // matmul_avx2.c - the table of AVX2 kernels of matmul.h, and y = W x for F32, F16 and BF16.
 #include "matmul_avx2.h"
-#include "matmul_impl.h"
+#include "matmul_float_impl.h"
 
 static size_t scratch(enum ggml_type type, int64_t k, int64_t n_tokens) {
     if (k3_matmul_kind(type) == K3_ACT_F32) {
-        return 0;
+        return float_scratch(n_tokens);
     }
     return n_tokens <= K3_STREAM_TOKENS ? k3_matmul_stream_scratch_avx2(k, n_tokens)
                                         : k3_matmul_tile_scratch_avx2(type, k, n_tokens);
@@ -12,9 +12,8 @@ static size_t scratch(enum ggml_type type, int64_t k, int64_t n_tokens) {
 
 static void run(const struct k3_matmul_args * args) {
     if (k3_matmul_kind(args->type) == K3_ACT_F32) {
-        return;
-    }
-    if (args->n_tokens <= K3_STREAM_TOKENS) {
+        run_float(args);
+    } else if (args->n_tokens <= K3_STREAM_TOKENS) {
         k3_matmul_stream_avx2(args);
     } else {
         k3_matmul_tile_avx2(args);

@@ -53,6 +53,42 @@ K3_INLINE float k3_f16_to_float(const uint8_t * p) {
     return k3_bits_to_float(sign | ((magnitude << 13) + bias));
 }
 
+// v[i] lane r <- v[r] lane i
+#if defined(__AVX2__)
+K3_INLINE void k3_transpose(vf v[LANES]) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        a[i]     = _mm256_unpacklo_ps(v[i], v[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        b[i]     = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        v[i]     = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        v[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+#else
+K3_INLINE void k3_transpose(vf v[LANES]) {
+    vf a[4];
+    for (int i = 0; i < 4; i += 2) {
+        a[i]     = __builtin_shufflevector(v[i], v[i + 1], 0, 4, 1, 5);
+        a[i + 1] = __builtin_shufflevector(v[i], v[i + 1], 2, 6, 3, 7);
+    }
+    for (int i = 0; i < 2; i++) {
+        v[2 * i]     = __builtin_shufflevector(a[i], a[i + 2], 0, 1, 4, 5);
+        v[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 3, 6, 7);
+    }
+}
+#endif
+
 // Parts of an act row of 8 bits: see enum k3_act_kind.
 struct k3_q8 {
     int8_t * q;

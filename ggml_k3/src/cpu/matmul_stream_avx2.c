@@ -137,35 +137,13 @@ K3_INLINE void take_row(enum ggml_type type, const uint8_t * row, const struct r
     }
 }
 
-// v[i] lane r <- v[r] lane i
-K3_INLINE void transpose(__m256 v[8]) {
-    __m256 a[8], b[8];
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        a[i]     = _mm256_unpacklo_ps(v[i], v[i + 1]);
-        a[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 8; i += 4) {
-        b[i]     = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
-        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
-        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
-        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        v[i]     = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
-        v[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
-    }
-}
-
 // out[i] lane r = p[r * stride + i] for eight rows and a chunk of blocks
 K3_INLINE void load_transposed(const float * p, int64_t stride, __m256 out[CHUNK]) {
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++) {
         out[r] = _mm256_loadu_ps(p + r * stride);
     }
-    transpose(out);
+    k3_transpose(out);
 }
 
 // The scales of block b of eight rows. `ordinary`: all E8M0 scales of the group are 2 to 254.
