@@ -10,22 +10,24 @@
 enum {
     TILE        = 128,  // positions
     MAX_VECTORS = K3_MLA_ROWS / LANES,
-    MAX_QK_ROWS = 8,
+    MAX_QK_ROWS = 12,
     HALF        = 0,  // "vectors" of a panel of at most 8 rows: half a vector
     HALF_LANES  = 8,
     PV_ROWS     = 6,
     SLAB        = 64,  // columns of the copy that lie together, as 4 vectors of pairs; the last may have 32
     STEP        = 32,  // columns; elements of one vector of bf16
+    LINE        = 16,  // pairs of elements in a cache line
+    LINE_BYTES  = 64,
     Q8_BLOCK    = 32,
 };
 
 // Keys at once against nv vectors of queries: as many accumulators as the registers hold.
-#define QK_ROWS(nv) ((nv) > 4 ? 4 : (nv) == 4 ? 6 : 8)
+#define QK_ROWS(nv) ((nv) > 4 ? 4 : (nv) == 4 ? 6 : (nv) > 0 ? 8 : 12)
 
 struct memory {
     uint32_t * q;     // [width / 2][lanes], lanes 8 for HALF: pairs of bf16
     uint16_t * keys;  // [TILE][key_stride]: a Q8_0 tile in bf16
-    uint32_t * v;     // for each slab: [TILE / 2][columns of the slab]: pairs of bf16
+    uint32_t * v;     // [TILE / 2][columns of a slab]: pairs of bf16
     float * s;        // [TILE + MAX_QK_ROWS][lanes]: scores
     uint32_t * p;     // [TILE / 2][lanes]: pairs of bf16
     float *m, *l;     // [lanes]
@@ -43,8 +45,8 @@ static int64_t key_stride(int64_t width, int64_t n_latent) {
 
 size_t k3_mla_bf16_scratch(enum ggml_type type, int64_t n_latent, int64_t width) {
     const int64_t keys  = type == GGML_TYPE_Q8_0 ? TILE * key_stride(width, n_latent) / 2 : 0;
-    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) + keys +
-                          TILE / 2 * k3_mla_columns(n_latent) + (TILE + MAX_QK_ROWS + TILE / 2 + 4) * K3_MLA_ROWS;
+    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) + keys + TILE / 2 * SLAB +
+                          (TILE + MAX_QK_ROWS + TILE / 2 + 4) * K3_MLA_ROWS;
     return (size_t) words * sizeof(uint32_t);
 }
 
@@ -52,7 +54,7 @@ static struct memory memory_of(const struct k3_mla_panel * panel, void * scratch
     struct memory a;
     a.q    = scratch;
     a.v    = a.q + K3_MLA_ROWS * ((panel->width / 2 + LANES - 1) / LANES * LANES);
-    a.s    = (float *) (a.v + TILE / 2 * k3_mla_columns(panel->n_latent));
+    a.s    = (float *) (a.v + TILE / 2 * SLAB);
     a.m    = a.s + (TILE + MAX_QK_ROWS) * K3_MLA_ROWS;
     a.l    = a.m + K3_MLA_ROWS;
     a.f    = a.l + K3_MLA_ROWS;
@@ -140,10 +142,9 @@ void k3_mla_bf16_pack(const struct k3_mla_panel * panel, void * scratch) {
 
 // ---- scores ----------------------------------------------------------------------------------------------
 
-// s[keys][nv vectors] for `rows` keys. `ahead`: bytes from a key to the one that will be read next in its place.
-K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t pairs, int64_t ahead, float * s,
+// s[keys][nv vectors] for `rows` keys. Half as many bytes from `ahead` on are prefetched.
+K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t pairs, const char * ahead, float * s,
                         int rows, int nv) {
-    enum { LINE = 16 };  // pairs
     vf c[MAX_QK_ROWS][MAX_VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
@@ -155,8 +156,8 @@ K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t 
     for (int64_t start = 0; start < pairs; start += LINE) {
         const int64_t stop = start + LINE < pairs ? start + LINE : pairs;
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            __builtin_prefetch((const char *) (k[i] + start) + ahead);
+        for (int i = 0; i < rows / 2; i++, ahead += LINE_BYTES) {
+            __builtin_prefetch(ahead);
         }
         for (int64_t d = start; d < stop; d++, q += nv * LANES) {
             __m512i x[MAX_VECTORS];
@@ -184,8 +185,8 @@ K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t 
 }
 
 // The same for 8 queries; the other lanes of s are 0.
-K3_INLINE void qk_half_block(const uint32_t * q, const uint32_t * const * k, int64_t pairs, int64_t ahead, float * s) {
-    enum { LINE = 16 };
+K3_INLINE void qk_half_block(const uint32_t * q, const uint32_t * const * k, int64_t pairs, const char * ahead,
+                             float * s) {
     __m256 c[MAX_QK_ROWS];
 #pragma GCC unroll 16
     for (int i = 0; i < MAX_QK_ROWS; i++) {
@@ -194,8 +195,8 @@ K3_INLINE void qk_half_block(const uint32_t * q, const uint32_t * const * k, int
     for (int64_t start = 0; start < pairs; start += LINE) {
         const int64_t stop = start + LINE < pairs ? start + LINE : pairs;
 #pragma GCC unroll 16
-        for (int i = 0; i < MAX_QK_ROWS; i++) {
-            __builtin_prefetch((const char *) (k[i] + start) + ahead);
+        for (int i = 0; i < MAX_QK_ROWS / 2; i++, ahead += LINE_BYTES) {
+            __builtin_prefetch(ahead);
         }
         for (int64_t d = start; d < stop; d++, q += HALF_LANES) {
             const __m256i x = _mm256_load_si256((const __m256i *) q);
@@ -212,32 +213,33 @@ K3_INLINE void qk_half_block(const uint32_t * q, const uint32_t * const * k, int
 }
 
 K3_INLINE void qk_vectors(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width,
-                          int nv) {
+                          const char * ahead, int nv) {
     const int rows = QK_ROWS(nv), lanes = (nv ? nv : 1) * LANES;
-    for (int j = 0; j < n; j += rows) {
+    for (int j = 0; j < n; j += rows, ahead += rows * width) {
         const uint32_t * k[MAX_QK_ROWS];
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             k[i] = (const uint32_t *) (keys + (j + i < n ? j + i : n - 1) * stride);
         }
         if (nv == HALF) {
-            qk_half_block(a->q, k, width / 2, rows * stride * 2, a->s + j * lanes);
+            qk_half_block(a->q, k, width / 2, ahead, a->s + j * lanes);
         } else {
-            qk_block(a->q, k, width / 2, rows * stride * 2, a->s + j * lanes, rows, nv);
+            qk_block(a->q, k, width / 2, ahead, a->s + j * lanes, rows, nv);
         }
     }
 }
 
 // Scores of n keys; the rows of s up to the next multiple of QK_ROWS are written too.
-static void qk_tile(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width, int vectors) {
+static void qk_tile(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width,
+                    const char * ahead, int vectors) {
     switch (vectors) {
-        case HALF: qk_vectors(a, keys, stride, n, width, HALF); break;
-        case 1: qk_vectors(a, keys, stride, n, width, 1); break;
-        case 2: qk_vectors(a, keys, stride, n, width, 2); break;
-        case 3: qk_vectors(a, keys, stride, n, width, 3); break;
-        case 4: qk_vectors(a, keys, stride, n, width, 4); break;
-        case 5: qk_vectors(a, keys, stride, n, width, 5); break;
-        default: qk_vectors(a, keys, stride, n, width, MAX_VECTORS); break;
+        case HALF: qk_vectors(a, keys, stride, n, width, ahead, HALF); break;
+        case 1: qk_vectors(a, keys, stride, n, width, ahead, 1); break;
+        case 2: qk_vectors(a, keys, stride, n, width, ahead, 2); break;
+        case 3: qk_vectors(a, keys, stride, n, width, ahead, 3); break;
+        case 4: qk_vectors(a, keys, stride, n, width, ahead, 4); break;
+        case 5: qk_vectors(a, keys, stride, n, width, ahead, 5); break;
+        default: qk_vectors(a, keys, stride, n, width, ahead, MAX_VECTORS); break;
     }
 }
 
@@ -308,22 +310,20 @@ K3_INLINE __m512i load_values(const uint16_t * row, int64_t n, bool blank) {
     return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(x, exponent), exponent), x);
 }
 
-// Pairs of positions side by side; the last of an odd number is paired with zeros.
-K3_INLINE void pack_values(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t n_latent,
-                           bool blank) {
+// Columns [column, end) of n keys to v[pairs][end - column]: pairs of positions side by side, the last of an odd number
+// with zeros.
+K3_INLINE void pack_slab(uint32_t * v, const uint16_t * keys, int64_t stride, int n, int64_t n_latent, int64_t column,
+                         int64_t end, bool blank) {
     static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-    const int64_t columns = k3_mla_columns(n_latent);
     for (int j = 0; j < n; j += 2) {
         const uint16_t *x = keys + j * stride, *y = x + stride;
-        for (int64_t d = 0; d < columns; d += STEP) {
-            const int64_t slab = d / SLAB * SLAB, size = columns - slab < SLAB ? columns - slab : SLAB;
-            uint32_t * out  = a->v + slab * (TILE / 2) + j / 2 * size + (d - slab);
+        for (int64_t d = column; d < end; d += STEP, v += STEP) {
             const __m512i u = load_values(x + d, n_latent - d, blank);
             const __m512i w = j + 1 < n ? load_values(y + d, n_latent - d, blank) : _mm512_setzero_si512();
-            _mm512_store_si512(out, _mm512_permutex2var_epi16(u, first, w));
-            _mm512_store_si512(out + LANES, _mm512_permutex2var_epi16(u, second, w));
+            _mm512_store_si512(v, _mm512_permutex2var_epi16(u, first, w));
+            _mm512_store_si512(v + LANES, _mm512_permutex2var_epi16(u, second, w));
         }
     }
 }
@@ -334,11 +334,13 @@ struct pv_args {
     const float * f;
     float * o;  // [rows][columns]
     int64_t columns;
-    bool fresh;  // o starts from zeros
+    bool fresh;          // o starts from zeros
+    const char * ahead;  // what to prefetch meanwhile
+    int64_t ahead_step;  // bytes of it for each pair of a block
 };
 
 // A slab of nv vectors of columns; v: [pairs][nv vectors].
-K3_INLINE void pv_block(const struct pv_args * a, const uint32_t * v, int row, int64_t column, int rows, int nv) {
+K3_INLINE void pv_block(struct pv_args * a, const uint32_t * v, int row, int64_t column, int rows, int nv) {
     vf c[PV_ROWS][SLAB / LANES];
     float * o = a->o + row * a->columns + column;
 #pragma GCC unroll 16
@@ -353,7 +355,12 @@ K3_INLINE void pv_block(const struct pv_args * a, const uint32_t * v, int row, i
         }
     }
     const uint32_t * p = a->p + row;
+    const char * ahead = a->ahead;
+    const int64_t step = a->ahead_step;
     for (int j = 0; j < a->pairs; j++, v += nv * LANES, p += a->lanes) {
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + step / 2);
+        ahead += step;
         __m512i x[SLAB / LANES];
 #pragma GCC unroll 16
         for (int k = 0; k < nv; k++) {
@@ -375,9 +382,10 @@ K3_INLINE void pv_block(const struct pv_args * a, const uint32_t * v, int row, i
             v_store(o + i * a->columns + k * LANES, c[i][k]);
         }
     }
+    a->ahead = ahead;
 }
 
-K3_INLINE void pv_slab(const struct pv_args * a, const uint32_t * v, int n_rows, int64_t column, int nv) {
+K3_INLINE void pv_slab(struct pv_args * a, const uint32_t * v, int n_rows, int64_t column, int nv) {
     for (int row = 0, n; row < n_rows; row += n) {
         const int rest = n_rows - row;
         n              = rest >= 2 * PV_ROWS ? PV_ROWS : rest > PV_ROWS ? (rest + 1) / 2 : rest;
@@ -392,12 +400,21 @@ K3_INLINE void pv_slab(const struct pv_args * a, const uint32_t * v, int n_rows,
     }
 }
 
-static void pv_tile(const struct pv_args * a, const uint32_t * v, int n_rows) {
+// Slab by slab, so that the copy stays in L1. `blank`: see load_values.
+static void pv_tile(struct pv_args * a, uint32_t * v, const uint16_t * keys, int64_t stride, int n,
+                    const struct k3_mla_panel * panel, bool blank) {
     for (int64_t column = 0; column < a->columns; column += SLAB) {
-        if (a->columns - column >= SLAB) {
-            pv_slab(a, v + column * (TILE / 2), n_rows, column, SLAB / LANES);
+        const bool whole  = a->columns - column >= SLAB;
+        const int64_t end = column + (whole ? SLAB : STEP);
+        if (blank) {
+            pack_slab(v, keys, stride, n, panel->n_latent, column, end, true);
         } else {
-            pv_slab(a, v + column * (TILE / 2), n_rows, column, STEP / LANES);
+            pack_slab(v, keys, stride, n, panel->n_latent, column, end, false);
+        }
+        if (whole) {
+            pv_slab(a, v, panel->n_rows, column, SLAB / LANES);
+        } else {
+            pv_slab(a, v, panel->n_rows, column, STEP / LANES);
         }
     }
 }
@@ -449,6 +466,7 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
     last                 = last < in_use ? last : in_use;
     struct pv_args pv    = {
            .p = a.p, .lanes = lanes, .f = a.f, .o = part->o, .columns = k3_mla_columns(panel->n_latent), .fresh = true};
+    const int64_t pv_blocks = (pv.columns + SLAB - 1) / SLAB * ((panel->n_rows + PV_ROWS - 1) / PV_ROWS);
     for (int i = 0; i < lanes; i++) {
         a.m[i] = -__builtin_inff();
         a.l[i] = 0;
@@ -458,16 +476,18 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
         const bool masked = tile_ends(panel, base, n, lanes, a.end);
         int64_t stride;
         const uint16_t * keys = load_tile(panel, base, n, a.keys, &stride);
-        qk_tile(&a, keys, stride, n, panel->width, vectors);
+        // The next tile's rows come into the cache evenly over both products, the second gets what the first leaves.
+        const char * next     = (const char *) panel->cache + (size_t) (base + TILE) * panel->row_bytes;
+        qk_tile(&a, keys, stride, n, panel->width, next, vectors);
         if (masked) {
             softmax_tile(&a, n, full, true);
-            pack_values(&a, keys, stride, n, panel->n_latent, true);
         } else {
             softmax_tile(&a, n, full, false);
-            pack_values(&a, keys, stride, n, panel->n_latent, false);
         }
-        pv.pairs = (n + 1) / 2;
-        pv_tile(&pv, a.v, panel->n_rows);
+        pv.pairs      = (n + 1) / 2;
+        pv.ahead      = next + n * panel->width;
+        pv.ahead_step = (TILE * (int64_t) panel->row_bytes - n * panel->width) / (pv.pairs * pv_blocks);
+        pv_tile(&pv, a.v, keys, stride, n, panel, masked);
         pv.fresh = false;
     }
     memcpy(part->m, a.m, (size_t) panel->n_rows * sizeof(float));
