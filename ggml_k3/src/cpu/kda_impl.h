@@ -1,6 +1,6 @@
 // kda_impl.h - Kimi Delta Attention for one head, for the instruction set of the including file.
 //
-// Tokens go through in blocks of BLOCK: inputs into the series, convolution with SiLU and L2 norm in place, decay and
+// Tokens go through in blocks of BLOCK: inputs into the qkv, convolution with SiLU and L2 norm in place, decay and
 // beta, then the delta rule for the whole block, a few value rows of the state at a time, then norm and output gate.
 // Only the delta rule's sums over keys differ between sets (vector width); each works in its own fixed order.
 #ifndef K3_KDA_IMPL_H
@@ -26,6 +26,53 @@ struct kda_block {
 
 // The delta rule over a block: reads the state `in`, writes `out` (may be the same), fills the block's o.
 typedef void (*kda_delta_fn)(const struct kda_block * block, const float * in, float * out);
+
+// ---- functions ---------------------------------------------------------------------------------------------
+
+// x within [low, high]; NaN for NaN
+K3_INLINE vf v_clamp(vf x, float low, float high) {
+#if defined(__AVX512F__)
+    return _mm512_min_ps(v_set(high), _mm512_max_ps(v_set(low), x));
+#elif defined(__AVX2__)
+    return _mm256_min_ps(v_set(high), _mm256_max_ps(v_set(low), x));
+#else
+    x = v_select((vi) (x < v_set(low)), v_set(low), x);
+    return v_select((vi) (x > v_set(high)), v_set(high), x);
+#endif
+}
+
+#define LOG2_E 1.44269504f
+
+// 2^(scale x) for x clamped to [-87, 87], NaN for NaN. With scale = +-LOG2_E: exp(+-x), relative error below 4e-7. v_exp
+// without its special cases, which here would cost as much as the rest.
+K3_INLINE vf v_exp2(vf x, float scale) {
+    const vf magic = v_set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    x              = v_clamp(x, -87.0f, 87.0f);
+    const vf t     = v_fma(x, v_set(scale), magic);
+    const vf f     = v_fma(x, v_set(scale), magic - t);
+    // the best 1 + ... of degree 5 within [-0.5, 0.5]
+    vf p           = v_set(0.00132646454f);
+    p              = v_fma(p, f, v_set(0.00967157659f));
+    p              = v_fma(p, f, v_set(0.0555073452f));
+    p              = v_fma(p, f, v_set(0.240222411f));
+    p              = v_fma(p, f, v_set(0.693146977f));
+    p              = v_fma(p, f, v_set(1.0f));
+    return p * (vf) (((vi) t - (vi) magic + 127) << 23);
+}
+
+// 1 / (1 + y) for y >= 0
+K3_INLINE vf v_share(vf y) {
+    y = y + v_set(1.0f);
+#if defined(__AVX512F__)
+    const vf near = _mm512_rcp14_ps(y);  // one step of Newton's method makes 14 bits 24 or so
+    return v_fma(near, _mm512_fnmadd_ps(y, near, v_set(1.0f)), near);
+#else
+    return v_set(1.0f) / y;
+#endif
+}
+
+// 1 / (1 + exp(-x)), never below 1e-38
+K3_INLINE vf v_logistic(vf x) { return v_share(v_exp2(x, -LOG2_E)); }
 
 // ---- sums over lanes ---------------------------------------------------------------------------------------
 
@@ -106,12 +153,13 @@ static inline void kda_delta(const struct kda_block * b, const float * in, float
 // Memory of one call, all [..][dim].
 struct kda_work {
     float * taps[3];    // [conv_width]
-    float * series[3];  // [conv_width - 1 + BLOCK]: the window, then the block's tokens; replaced by q, k, v in place
+    float * window[3];  // [conv_width - 1]
+    float * qkv[3];     // [BLOCK]
     float *decay, *o;   // [BLOCK]
 };
 
 static size_t kda_scratch(int64_t dim, int64_t conv_width) {
-    return (size_t) (dim * (3 * conv_width + 3 * (conv_width - 1 + BLOCK) + 2 * BLOCK)) * sizeof(float);
+    return (size_t) (dim * (3 * conv_width + 3 * (conv_width - 1) + 5 * BLOCK)) * sizeof(float);
 }
 
 static struct kda_work kda_layout(const struct k3_kda_head * h) {
@@ -119,8 +167,9 @@ static struct kda_work kda_layout(const struct k3_kda_head * h) {
     float * p = h->scratch;
     for (int i = 0; i < 3; i++) {
         work.taps[i]   = p;
-        work.series[i] = p + h->conv_width * h->dim;
-        p              = work.series[i] + (h->conv_width - 1 + BLOCK) * h->dim;
+        work.window[i] = work.taps[i] + h->conv_width * h->dim;
+        work.qkv[i]    = work.window[i] + (h->conv_width - 1) * h->dim;
+        p              = work.qkv[i] + BLOCK * h->dim;
     }
     work.decay = p;
     work.o     = p + BLOCK * h->dim;
@@ -144,17 +193,46 @@ K3_INLINE void transpose_out(const float * restrict from, int64_t dim, int64_t n
     }
 }
 
-// Convolution over the series, then SiLU, in place: row t becomes that of token t.
-K3_INLINE void convolve(const float * taps, int64_t dim, int64_t width, int n, float * series) {
-    for (int64_t c = 0; c < dim; c += LANES) {
+// Convolution and SiLU of n tokens of `in`, rows `stride` apart, behind the rows of the window [width - 1][count], which
+// moves on. taps: [width][count]; rows of `out` are out_stride apart.
+static void convolve(const float * taps, int64_t count, int64_t width, const float * in, int64_t stride, int n,
+                     float * window, float * out, int64_t out_stride) {
+    const int64_t past = width - 1;
+    for (int64_t c = 0; c < count; c += LANES) {
         for (int t = 0; t < n; t++) {
-            float * x = series + t * dim + c;
-            vf sum    = v_load(x) * v_load(taps + c);
-            for (int64_t w = 1; w < width; w++) {
-                sum = v_fma(v_load(x + w * dim), v_load(taps + w * dim + c), sum);
+            const vf x = v_load(in + t * stride + c);
+            vf sum     = {0};
+            for (int64_t w = 0; w < past; w++) {
+                sum = v_fma(v_load(window + w * count + c), v_load(taps + w * count + c), sum);
+                v_store(window + w * count + c, w + 1 < past ? v_load(window + (w + 1) * count + c) : x);
             }
-            v_store(x, sum * v_sigmoid(sum));
+            sum = v_fma(x, v_load(taps + past * count + c), sum);
+            v_store(out + t * out_stride + c, sum * v_logistic(sum));
         }
+    }
+}
+
+// The same for the usual width of 4, with taps and window in registers.
+K3_INLINE void convolve_4(const float * taps, int64_t count, const float * in, int64_t stride, int n, float * window,
+                          float * out, int64_t out_stride) {
+    for (int64_t c = 0; c < count; c += LANES) {
+        const vf tap0 = v_load(taps + c), tap1 = v_load(taps + count + c);
+        const vf tap2 = v_load(taps + 2 * count + c), tap3 = v_load(taps + 3 * count + c);
+        vf x0 = v_load(window + c), x1 = v_load(window + count + c), x2 = v_load(window + 2 * count + c);
+        for (int t = 0; t < n; t++) {
+            const vf x3 = v_load(in + t * stride + c);
+            vf sum      = v_fma(x0, tap0, v_set(0.0f));
+            sum         = v_fma(x1, tap1, sum);
+            sum         = v_fma(x2, tap2, sum);
+            sum         = v_fma(x3, tap3, sum);
+            v_store(out + t * out_stride + c, sum * v_logistic(sum));
+            x0 = x1;
+            x1 = x2;
+            x2 = x3;
+        }
+        v_store(window + c, x0);
+        v_store(window + count + c, x1);
+        v_store(window + 2 * count + c, x2);
     }
 }
 
@@ -175,10 +253,11 @@ K3_INLINE vf v_log1p(vf y) {
 // exp(g)
 K3_INLINE vf decay_of(vf z, vf a, bool bounded, vf lower_bound) {
     if (bounded) {
-        return v_exp(lower_bound * v_sigmoid(-(a * z)));
+        return v_exp2(lower_bound * v_share(v_exp2(a * z, LOG2_E)), LOG2_E);
     }
     const vf size = (vf) ((vi) z & ~(vi) v_set(-0.0f));
-    return v_exp(a * (v_max(z, v_set(0.0f)) + v_log1p(v_exp(-size))));
+    const vf g    = a * (v_max(z, v_set(0.0f)) + v_log1p(v_exp2(size, -LOG2_E)));
+    return v_select((vi) (g < v_set(-87.0f)), v_set(0.0f), v_exp2(g, LOG2_E));
 }
 
 K3_INLINE void decays(const struct k3_kda_head * h, bool bounded, int64_t first, int n, float * decay) {
@@ -197,16 +276,16 @@ static void betas(const struct k3_kda_head * h, int64_t first, int n, float * be
         logit[t] = h->beta[(first + t) * h->beta_stride];
     }
     for (int t = 0; t < BLOCK; t += LANES) {
-        v_store(beta + t, v_sigmoid(v_load(logit + t)));
+        v_store(beta + t, v_logistic(v_load(logit + t)));
     }
 }
 
 // L2 norm of q (which also gets 1 / sqrt(dim)) and k, v times beta.
-static void normalise(const struct k3_kda_head * h, int n, float * const * series, struct kda_block * b) {
+static void normalise(const struct k3_kda_head * h, int n, float * const * qkv, struct kda_block * b) {
     const int64_t dim = h->dim;
     const float root  = 1.0f / sqrtf((float) dim);
     for (int t = 0; t < n; t++) {
-        float *q = series[0] + t * dim, *k = series[1] + t * dim, *v = series[2] + t * dim;
+        float *q = qkv[0] + t * dim, *k = qkv[1] + t * dim, *v = qkv[2] + t * dim;
         vf qq = {0}, kk = {0}, qk = {0};
         for (int64_t c = 0; c < dim; c += LANES) {
             const vf q_c = v_load(q + c), k_c = v_load(k + c);
@@ -243,7 +322,7 @@ static void finish(const struct k3_kda_head * h, const struct kda_block * b, int
     }
     for (int64_t c = 0; c < dim; c += LANES) {
         for (int t = 0; t < b->n; t++) {
-            const vf gate = v_sigmoid(v_load(h->gate + (first + t) * h->gate_stride + c));
+            const vf gate = v_logistic(v_load(h->gate + (first + t) * h->gate_stride + c));
             const vf o    = v_load(b->o + t * dim + c) * v_set(scale[t]) * v_load(h->norm + c);
             v_store(h->out + (first + t) * h->out_stride + c, o * gate);
         }
@@ -252,67 +331,79 @@ static void finish(const struct k3_kda_head * h, const struct kda_block * b, int
 
 // ---- one head of a segment -----------------------------------------------------------------------------------
 
-static void kda_open(const struct k3_kda_head * h, struct kda_work * work) {
-    for (int i = 0; i < 3; i++) {
-        if (h->conv_width == 4) {
-            transpose_in(h->conv[i], h->dim, 4, work->taps[i]);
-            transpose_in(h->window_in[i], h->dim, 3, work->series[i]);
-        } else {
-            transpose_in(h->conv[i], h->dim, h->conv_width, work->taps[i]);
-            transpose_in(h->window_in[i], h->dim, h->conv_width - 1, work->series[i]);
-        }
+// Channels [c, c + count) of q, k or v (i). A segment of one block takes them a vector at a time, so that the transposed
+// taps and window never leave the first cache; a longer one all at once, and keeps them over its blocks.
+K3_INLINE void kda_channels_open(const struct k3_kda_head * h, int i, int64_t c, int64_t count, float * taps,
+                                 float * window) {
+    if (h->conv_width == 4) {
+        transpose_in(h->conv[i] + c * 4, count, 4, taps);
+        transpose_in(h->window_in[i] + c * 3, count, 3, window);
+    } else {
+        transpose_in(h->conv[i] + c * h->conv_width, count, h->conv_width, taps);
+        transpose_in(h->window_in[i] + c * (h->conv_width - 1), count, h->conv_width - 1, window);
     }
 }
 
-static void kda_close(const struct k3_kda_head * h, const struct kda_work * work) {
+K3_INLINE void kda_channels_close(const struct k3_kda_head * h, int i, int64_t c, int64_t count, const float * window) {
+    if (h->conv_width == 4) {
+        transpose_out(window, count, 3, h->window_out[i] + c * 3);
+    } else {
+        transpose_out(window, count, h->conv_width - 1, h->window_out[i] + c * (h->conv_width - 1));
+    }
+}
+
+K3_INLINE void kda_channels(const struct k3_kda_head * h, int i, int64_t c, int64_t count, int64_t first, int n,
+                            const struct kda_work * work) {
+    const float * x = h->x[i] + first * h->x_stride[i] + c;
+    if (h->conv_width == 4) {
+        convolve_4(work->taps[i], count, x, h->x_stride[i], n, work->window[i], work->qkv[i] + c, h->dim);
+    } else {
+        convolve(work->taps[i], count, h->conv_width, x, h->x_stride[i], n, work->window[i], work->qkv[i] + c, h->dim);
+    }
+}
+
+static void kda_convolve(const struct k3_kda_head * h, const struct kda_work * work, int64_t first, int n) {
+    const bool only = n == h->n, last = first + n == h->n;
     for (int i = 0; i < 3; i++) {
-        if (h->conv_width == 4) {
-            transpose_out(work->series[i], h->dim, 3, h->window_out[i]);
-        } else {
-            transpose_out(work->series[i], h->dim, h->conv_width - 1, h->window_out[i]);
+        for (int64_t c = 0; only && c < h->dim; c += LANES) {
+            kda_channels_open(h, i, c, LANES, work->taps[i], work->window[i]);
+            kda_channels(h, i, c, LANES, first, n, work);
+            kda_channels_close(h, i, c, LANES, work->window[i]);
+        }
+        if (!only) {
+            if (first == 0) {
+                kda_channels_open(h, i, 0, h->dim, work->taps[i], work->window[i]);
+            }
+            kda_channels(h, i, 0, h->dim, first, n, work);
+            if (last) {
+                kda_channels_close(h, i, 0, h->dim, work->window[i]);
+            }
         }
     }
 }
 
 static void kda_prepare(const struct k3_kda_head * h, const struct kda_work * work, int64_t first,
                         struct kda_block * b) {
-    const int64_t dim = h->dim, past = h->conv_width - 1;
-    for (int i = 0; i < 3; i++) {
-        for (int t = 0; t < b->n; t++) {
-            memcpy(work->series[i] + (past + t) * dim, h->x[i] + (first + t) * h->x_stride[i],
-                   (size_t) dim * sizeof(float));
-        }
-        if (h->conv_width == 4) {
-            convolve(work->taps[i], dim, 4, b->n, work->series[i]);
-        } else {
-            convolve(work->taps[i], dim, h->conv_width, b->n, work->series[i]);
-        }
-    }
+    kda_convolve(h, work, first, b->n);
     if (h->gate_bounded) {
         decays(h, true, first, b->n, work->decay);
     } else {
         decays(h, false, first, b->n, work->decay);
     }
     betas(h, first, b->n, b->beta);
-    normalise(h, b->n, work->series, b);
+    normalise(h, b->n, work->qkv, b);
 }
 
 K3_INLINE void kda_run(const struct k3_kda_head * h, kda_delta_fn delta) {
     struct kda_work work = kda_layout(h);
     struct kda_block b   = {
-          .dim = h->dim, .q = work.series[0], .k = work.series[1], .v = work.series[2], .decay = work.decay, .o = work.o};
-    kda_open(h, &work);
+          .dim = h->dim, .q = work.qkv[0], .k = work.qkv[1], .v = work.qkv[2], .decay = work.decay, .o = work.o};
     for (int64_t first = 0; first < h->n; first += BLOCK) {
         b.n = h->n - first < BLOCK ? (int) (h->n - first) : BLOCK;
         kda_prepare(h, &work, first, &b);
         delta(&b, first ? h->state_out : h->state_in, h->state_out);
         finish(h, &b, first);
-        for (int i = 0; i < 3; i++) {
-            memmove(work.series[i], work.series[i] + b.n * h->dim,
-                    (size_t) ((h->conv_width - 1) * h->dim) * sizeof(float));
-        }
     }
-    kda_close(h, &work);
 }
 
 #endif
