@@ -16,7 +16,8 @@
 
 enum {
     MAX_SPANS = 64,        // of one row
-    WORK      = 32 << 20,  // bytes for parts of spans, unless a panel needs more
+    WORK      = 32 << 20,  // most bytes for parts of spans, unless a panel needs more
+    ROUND     = 2 << 20,   // bytes for parts in a round and thread: what caches keep until they are folded
     LANE_STEP = 16,        // floats: m and l of a part start on cache lines
     Q8_BLOCK  = 32,
 };
@@ -113,9 +114,10 @@ struct cut {
 struct plan {
     const struct ggml_k3_batch * batch;
     int64_t n_head, columns, lanes;
-    int rows, nth;  // rows: most of a panel
+    int rows, nth, number;  // rows: most of a panel; number of panels
+    bool uniform;           // all panels cost about the same
     double total;
-    size_t work;
+    size_t work;  // bytes of parts in a round, unless it has a single panel
 };
 
 // A walk through the panels in their order.
@@ -136,24 +138,24 @@ static double cost(const struct plan * plan, const struct cut * c) {
     return (double) rows * (double) (c->segment->position + c->token + c->n_tokens);
 }
 
-// A panel's spans become units of their own if the panel is so large that threads would wait for it, also if that
-// only evens out the end and there is room in the first round.
+// A panel's spans become units of their own if threads would wait for it otherwise: if it is most of a thread's share,
+// or, as long as the first round has room, not small beside it.
 static void choose_round(struct walk * w, struct cut * c) {
     const struct plan * plan = w->plan;
     const double share       = cost(plan, c) * plan->nth;
     const size_t size        = part_size(plan, c->n_tokens * c->n_heads) * (size_t) c->n_spans;
+    const bool fits          = w->used == 0 || w->used + size <= plan->work;
+    const bool even          = plan->uniform && c->number < plan->number / plan->nth * plan->nth;
     c->round                 = -1;
-    if (plan->nth == 1 || c->n_spans == 1 || share * 16 <= plan->total) {
+    if (plan->nth == 1 || c->n_spans == 1 || even || share * 16 <= plan->total) {
         return;
     }
-    if (w->used + size > plan->work || w->round > 0) {
-        if (share * 2 <= plan->total) {
-            return;
-        }
-        if (w->used + size > plan->work) {
-            w->round++;
-            w->used = 0;
-        }
+    if (share * 2 <= plan->total && (w->round > 0 || !fits)) {
+        return;
+    }
+    if (!fits) {
+        w->round++;
+        w->used = 0;
     }
     c->round  = w->round;
     c->offset = w->used;
@@ -198,17 +200,24 @@ static struct plan make_plan(const struct k3_task * task) {
                                    .columns = k3_mla_columns(task->dst->ne[0]),
                                    .lanes   = k3_cpu()->mla->row_step,
                                    .nth     = task->nth,
-                                   .work    = p->work};
+                                   .work    = (size_t) task->nth * ROUND};
+    plan.work                   = plan.work < p->work ? plan.work : p->work;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         struct walk w = {.plan = &plan};
         struct cut c;
         int64_t units = 0;
-        plan.rows     = sizes[i];
-        plan.total    = 0;
+        double least = 0, most = 0;
+        plan.rows  = sizes[i];
+        plan.total = 0;
         while (next_panel(&w, &c)) {
+            const double size = cost(&plan, &c);
+            least             = c.number == 0 || size < least ? size : least;
+            most              = size > most ? size : most;
             units += c.n_spans;
-            plan.total += cost(&plan, &c);
+            plan.total += size;
         }
+        plan.number  = w.number;
+        plan.uniform = most <= least * 1.125;
         if (units >= 4 * plan.nth || w.number % plan.nth == 0) {
             break;
         }
@@ -341,14 +350,15 @@ static void fold_row(const struct run * r, const struct cut * c, int64_t row) {
     kernels->finish(r->task->dst->ne[0], &into, result(r->task, c, row));
 }
 
-// The rows of the round's panels, dealt to the threads in turn; true when a later round has panels.
+// The rows of the round's panels; true when a later round has panels.
 static bool fold_round(const struct run * r, int round) {
     struct walk w = {.plan = &r->plan};
     struct cut c;
-    int64_t rows = 0;
     while (next_panel(&w, &c)) {
-        for (int64_t row = 0; c.round == round && row < c.n_tokens * c.n_heads; row++, rows++) {
-            if (rows % r->task->nth == r->task->ith) {
+        if (c.round == round) {
+            int64_t first, last;
+            k3_share(c.n_tokens * c.n_heads, 1, r->task->ith, r->task->nth, &first, &last);
+            for (int64_t row = first; row < last; row++) {
                 fold_row(r, &c, row);
             }
         }

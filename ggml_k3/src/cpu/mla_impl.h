@@ -422,6 +422,7 @@ static void mla_fold(int64_t columns, const struct k3_mla_part * into, const str
     *into->m = m;
     *into->l = v_fma(v_set(*part->l), b, v_set(*into->l) * a)[0];
     for (int64_t d = 0; d < columns; d += LANES) {
+        __builtin_prefetch(part->o + d + columns);  // the next row's
         v_store(into->o + d, v_fma(v_load(part->o + d), b, v_load(into->o + d) * a));
     }
 }
