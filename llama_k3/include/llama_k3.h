@@ -86,6 +86,7 @@ typedef bool (*llama_k3_progress_callback)(float fraction, void * user);
 typedef struct llama_k3_model_params {
     llama_k3_progress_callback progress;  // may be NULL
     void * progress_user;
+    bool copy;  // read the files into memory in huge pages, which is faster to compute with, instead of mapping them
 } llama_k3_model_params;
 
 typedef struct llama_k3_model_info {
@@ -134,7 +135,6 @@ enum llama_k3_cache_type { LLAMA_K3_CACHE_F32, LLAMA_K3_CACHE_F16, LLAMA_K3_CACH
 typedef bool (*llama_k3_abort_callback)(void * user);
 // Called after each micro-batch of a decode call with the tokens done and wanted.
 typedef void (*llama_k3_decode_callback)(uint64_t n_done, uint64_t n_total, void * user);
-
 typedef struct llama_k3_context_params {
     uint32_t n_ctx;      // tokens a sequence can hold
     uint32_t n_seq_max;  // sequences

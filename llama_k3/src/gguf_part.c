@@ -1,4 +1,4 @@
-// gguf_part.c - maps one GGUF file and puts ggml tensors over its data, without copying any.
+// gguf_part.c - maps one GGUF file and puts ggml tensors over its data.
 #include "gguf_part.h"
 
 #include <errno.h>
@@ -93,6 +93,46 @@ int k3_part_open(struct k3_part * part, const char * path, k3_error e) {
         k3_part_close(part);
     }
     return status;
+}
+
+static void move_tensors(struct k3_part * part, char * bytes, ggml_backend_buffer_t buffer) {
+    for (struct ggml_tensor * t = ggml_get_first_tensor(part->tensors); t; t = ggml_get_next_tensor(part->tensors, t)) {
+        t->data   = bytes + ((char *) t->data - (char *) part->bytes);
+        t->buffer = buffer;
+    }
+    ggml_backend_buffer_free(part->buffer);
+    munmap(part->bytes, part->size);
+    part->buffer = buffer;
+    part->bytes  = bytes;
+}
+
+int k3_part_copy(struct k3_part * part, bool (*go_on)(size_t n_copied, void * user), void * user, k3_error e) {
+    static const size_t PIECE = (size_t) 64 << 20;
+    char * bytes              = mmap(NULL, part->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (bytes == MAP_FAILED) {
+        return k3_fail(e, LLAMA_K3_MEMORY, "%s: memory for %zu bytes: %s", part->path, part->size, strerror(errno));
+    }
+#ifdef MADV_HUGEPAGE
+    madvise(bytes, part->size, MADV_HUGEPAGE);
+#endif
+    for (size_t done = 0; done < part->size;) {
+        const size_t n = part->size - done < PIECE ? part->size - done : PIECE;
+        memcpy(bytes + done, (const char *) part->bytes + done, n);
+        madvise((char *) part->bytes + done, n, MADV_DONTNEED);  // PIECE is a multiple of the page size
+        done += n;
+        if (go_on && !go_on(n, user)) {
+            munmap(bytes, part->size);
+            return k3_fail(e, LLAMA_K3_ABORTED, "stopped by the progress callback");
+        }
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(bytes, part->size);
+    if (!buffer) {
+        munmap(bytes, part->size);
+        return k3_fail(e, LLAMA_K3_MEMORY, "%s: no memory for a buffer", part->name);
+    }
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    move_tensors(part, bytes, buffer);
+    return LLAMA_K3_OK;
 }
 
 void k3_part_close(struct k3_part * part) {

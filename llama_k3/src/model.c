@@ -58,8 +58,33 @@ static uint64_t digest_of(const llama_k3_model * model) {
     return digest;
 }
 
+// Bytes copied of all parts, for the caller's progress callback.
+typedef struct copying {
+    const llama_k3_model_params * params;
+    double done, total;
+} copying;
+
+static bool on_copied(size_t n, void * user) {
+    copying * c = user;
+    c->done += (double) n;
+    return !c->params->progress || c->params->progress((float) (c->done / c->total), c->params->progress_user);
+}
+
+static int copy_parts(llama_k3_model * model, const llama_k3_model_params * params, k3_error e) {
+    copying c = {.params = params};
+    for (uint32_t i = 0; i < model->n_parts; i++) {
+        c.total += (double) model->parts[i].size;
+    }
+    int status = LLAMA_K3_OK;
+    for (uint32_t i = 0; !status && i < model->n_parts; i++) {
+        status = k3_part_copy(&model->parts[i], on_copied, &c, e);
+    }
+    return status;
+}
+
 static int load(llama_k3_model * model, const char * path, const llama_k3_model_params * params, k3_error e) {
-    int status = k3_split_open(path, params, &model->parts, &model->n_parts, e);
+    const bool copy = params && params->copy;  // its progress is that of the copying alone
+    int status      = k3_split_open(path, copy ? NULL : params, &model->parts, &model->n_parts, e);
     if (status) {
         return status;
     }
@@ -73,7 +98,7 @@ static int load(llama_k3_model * model, const char * path, const llama_k3_model_
         status = k3_weights_bind(&model->weights, &model->hp, &index, e);
     }
     free(index.entries);
-    return status;
+    return status || !copy ? status : copy_parts(model, params, e);
 }
 
 int llama_k3_model_load(const char * path, const llama_k3_model_params * params, llama_k3_model ** out, char * err,

@@ -58,19 +58,33 @@ def test_kimi_linear(linear_gguf: Path) -> None:
         assert model.tokenizer.special_id("<|im_end|>") in model.tokenizer.end_ids
 
 
-def test_load_progress_ends_at_one(tiny_gguf: Path) -> None:
+@pytest.mark.parametrize("mmap", [True, False])
+def test_load_progress_ends_at_one(tiny_gguf: Path, mmap: bool) -> None:
     seen: list[float] = []
-    with Model(tiny_gguf, progress=seen.append):
+    with Model(tiny_gguf, progress=seen.append, mmap=mmap):
         assert seen == sorted(seen)
         assert seen[-1] == 1.0
 
 
-def test_an_exception_of_the_progress_function_stops_the_load(tiny_gguf: Path) -> None:
+def test_a_model_in_memory_gives_the_same_bits(tiny_gguf: Path, tmp_path: Path) -> None:
+    """And needs its file no more."""
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(tiny_gguf.read_bytes())
+    with Model(tiny_gguf) as mapped, mapped.context() as context:
+        wanted = context.decode(list(range(40)), logits="all")
+    with Model(copy, mmap=False) as read:
+        copy.write_bytes(bytes(copy.stat().st_size))
+        with read.context() as context:
+            assert np.array_equal(context.decode(list(range(40)), logits="all"), wanted)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_an_exception_of_the_progress_function_stops_the_load(tiny_gguf: Path, mmap: bool) -> None:
     def stop(fraction: float) -> None:
         raise ZeroDivisionError("stop here")
 
     with pytest.raises(ZeroDivisionError, match="stop here"):
-        Model(tiny_gguf, progress=stop)
+        Model(tiny_gguf, progress=stop, mmap=mmap)
 
 
 def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:

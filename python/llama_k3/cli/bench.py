@@ -142,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--fill", action="store_true", help="reach the depth at once, with random states and cache rows")
     add("--by-layer-kind", action="store_true", help="also ms per token by kind of layer")
     add("--plot", type=Path, metavar="FILE.png", help="draw t/s and ms per token against depth")
+    add("--no-mmap", action="store_true", help="read the model into memory instead of mapping it")
     add("--no-warmup", action="store_true", help="no untimed run before each test")
     add("--progress", action="store_true", help="tell on standard error what runs")
     add("--version", action="version", version=f"llama-bench (llama-k3) {__version__}")
@@ -183,7 +184,7 @@ def _run(args: argparse.Namespace, grid: Grid) -> list[Result]:
             if model is None or opened is None or _needs_load(opened, setup):
                 if model is not None:
                     model.close()
-                model, opened = Model(setup.model, n_threads=setup.n_threads), setup
+                model, opened = Model(setup.model, setup.n_threads, mmap=not args.no_mmap), setup
             if not results:
                 report.begin()
             runner = Runner(

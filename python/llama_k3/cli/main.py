@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens of context (0: the model's; 4096)",
     )
     add("-t", "--threads", type=int, default=available_cpus(), metavar="N", help="threads (%(default)s)")
+    add("--no-mmap", action="store_true", help="read the model into memory: starts slower, decodes faster")
     add("--temp", type=float, default=0.8, metavar="T", help="temperature (0.8; 0: the likeliest token)")
     add("--top-k", type=int, default=40, metavar="N", help="keep the N likeliest tokens (40; 0: all)")
     add(
@@ -141,7 +142,7 @@ def _run(args: argparse.Namespace, first: str | None) -> int:
     start = time.perf_counter()
     terminal = Terminal(sys.stdin, sys.stdout, sys.stderr)
     set_log_callback(_log if args.verbose else _log_warnings)
-    with Model(args.model, n_threads=args.threads, progress=terminal.load_progress) as model:
+    with Model(args.model, args.threads, terminal.load_progress, mmap=not args.no_mmap) as model:
         n_ctx = args.ctx_size or model.info.n_ctx_train
         seed = None if args.seed < 0 else args.seed
         with (
