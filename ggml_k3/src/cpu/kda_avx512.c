@@ -131,6 +131,9 @@ static void delta_128(const struct kda_block * block, const float * in, float * 
     if (block->n == 1) {
         for (int row = 0; row < 128; row += PART) {
             delta_once(block, 8, row, in, out);
+            if (row % (128 / PARTS) == 0) {
+                prefetch_next(block->head, row * PARTS / 128);
+            }
         }
         return;
     }

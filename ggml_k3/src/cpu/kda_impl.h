@@ -16,6 +16,7 @@ enum { BLOCK = 16 };
 
 // A block of tokens: the vectors that the delta rule needs, row t of each is token t.
 struct kda_block {
+    const struct k3_kda_head * head;
     int64_t dim;
     int n;
     const float *q, *k, *decay;    // [n][dim]
@@ -73,6 +74,17 @@ K3_INLINE vf v_share(vf y) {
 
 // 1 / (1 + exp(-x)), never below 1e-38
 K3_INLINE vf v_logistic(vf x) { return v_share(v_exp2(x, -LOG2_E)); }
+
+// Part `part` of PARTS of the taps and windows of the next head, which lie behind those of this one: six short runs of
+// memory that no hardware prefetcher would see coming.
+enum { PARTS = 32 };
+K3_INLINE void prefetch_next(const struct k3_kda_head * h, int64_t part) {
+    const int64_t taps = h->dim * h->conv_width, window = h->dim * (h->conv_width - 1);
+    for (int i = 0; i < 3; i++) {
+        __builtin_prefetch(h->conv[i] + taps + taps * part / PARTS);
+        __builtin_prefetch(h->window_in[i] + window + window * part / PARTS);
+    }
+}
 
 // ---- sums over lanes ---------------------------------------------------------------------------------------
 
@@ -176,8 +188,63 @@ static struct kda_work kda_layout(const struct k3_kda_head * h) {
     return work;
 }
 
+// x[j] = column j of the rows p [LANES][n], n = 3 or 4
+K3_INLINE void load_columns(const float * p, const int n, vf * x) {
+#if defined(__AVX512F__)
+    const vi first = {0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30}, four = {0, 4, 8, 12, 16, 20, 24, 28};
+    if (n == 4) {
+        for (int j = 0; j < 4; j++) {
+            const __m512i at  = (__m512i) (four + j);
+            const __m512 low  = _mm512_permutex2var_ps(v_load(p), at, v_load(p + 16));
+            const __m512 high = _mm512_permutex2var_ps(v_load(p + 32), at, v_load(p + 48));
+            x[j]              = _mm512_shuffle_f32x4(low, high, 0x44);
+        }
+        return;
+    }
+    for (int j = 0; j < 3; j++) {  // lanes from 11 - (j == 2) on come from the third vector
+        const __m512 low = _mm512_permutex2var_ps(v_load(p), (__m512i) (first + j), v_load(p + 16));
+        const int kept   = j == 2 ? 10 : 11;
+        const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, third = 3 * lane + (j - 32 + 16);
+        x[j] = _mm512_permutex2var_ps(low, (__m512i) (vi) v_select(lane < kept, (vf) lane, (vf) third), v_load(p + 32));
+    }
+#else
+    float column[4][LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        for (int j = 0; j < n; j++) {
+            column[j][lane] = p[lane * n + j];
+        }
+    }
+    for (int j = 0; j < n; j++) {
+        x[j] = v_load(column[j]);
+    }
+#endif
+}
+
+// The other way round, for n = 3
+K3_INLINE void store_columns(float * p, const vf * x) {
+#if defined(__AVX512F__)
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int i = 0; i < 3; i++) {
+        const vi at = lane + 16 * i, row = at / 3, column = at - row * 3;
+        const __m512 two = _mm512_permutex2var_ps(x[0], (__m512i) (row + ((column == 1) & 16)), x[1]);
+        v_store(p + 16 * i,
+                _mm512_mask_permutexvar_ps(two, _mm512_movepi32_mask((__m512i) (column == 2)), (__m512i) row, x[2]));
+    }
+#else
+    float column[3][LANES];
+    for (int j = 0; j < 3; j++) {
+        v_store(column[j], x[j]);
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        for (int j = 0; j < 3; j++) {
+            p[lane * 3 + j] = column[j][lane];
+        }
+    }
+#endif
+}
+
 // [dim][n] to [n][dim] and back
-K3_INLINE void transpose_in(const float * from, int64_t dim, int64_t n, float * restrict to) {
+static void transpose_in(const float * from, int64_t dim, int64_t n, float * to) {
     for (int64_t c = 0; c < dim; c++) {
         for (int64_t j = 0; j < n; j++) {
             to[j * dim + c] = from[c * n + j];
@@ -185,7 +252,7 @@ K3_INLINE void transpose_in(const float * from, int64_t dim, int64_t n, float * 
     }
 }
 
-K3_INLINE void transpose_out(const float * restrict from, int64_t dim, int64_t n, float * to) {
+static void transpose_out(const float * from, int64_t dim, int64_t n, float * to) {
     for (int64_t c = 0; c < dim; c++) {
         for (int64_t j = 0; j < n; j++) {
             to[c * n + j] = from[j * dim + c];
@@ -193,46 +260,62 @@ K3_INLINE void transpose_out(const float * restrict from, int64_t dim, int64_t n
     }
 }
 
-// Convolution and SiLU of n tokens of `in`, rows `stride` apart, behind the rows of the window [width - 1][count], which
-// moves on. taps: [width][count]; rows of `out` are out_stride apart.
-static void convolve(const float * taps, int64_t count, int64_t width, const float * in, int64_t stride, int n,
-                     float * window, float * out, int64_t out_stride) {
-    const int64_t past = width - 1;
-    for (int64_t c = 0; c < count; c += LANES) {
+// Convolution and SiLU of q, k or v (i) for n tokens from `first` on. Between blocks, taps and window are kept as
+// [width][dim] and [width - 1][dim] in `work`.
+static void convolve(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n) {
+    const int64_t dim = h->dim, width = h->conv_width, past = width - 1;
+    float *taps = work->taps[i], *window = work->window[i];
+    if (first == 0) {
+        transpose_in(h->conv[i], dim, width, taps);
+        transpose_in(h->window_in[i], dim, past, window);
+    }
+    for (int64_t c = 0; c < dim; c += LANES) {
         for (int t = 0; t < n; t++) {
-            const vf x = v_load(in + t * stride + c);
+            const vf x = v_load(h->x[i] + (first + t) * h->x_stride[i] + c);
             vf sum     = {0};
             for (int64_t w = 0; w < past; w++) {
-                sum = v_fma(v_load(window + w * count + c), v_load(taps + w * count + c), sum);
-                v_store(window + w * count + c, w + 1 < past ? v_load(window + (w + 1) * count + c) : x);
+                sum = v_fma(v_load(window + w * dim + c), v_load(taps + w * dim + c), sum);
+                v_store(window + w * dim + c, w + 1 < past ? v_load(window + (w + 1) * dim + c) : x);
             }
-            sum = v_fma(x, v_load(taps + past * count + c), sum);
-            v_store(out + t * out_stride + c, sum * v_logistic(sum));
+            sum = v_fma(x, v_load(taps + past * dim + c), sum);
+            v_store(work->qkv[i] + t * dim + c, sum * v_logistic(sum));
         }
+    }
+    if (first + n == h->n) {
+        transpose_out(window, dim, past, h->window_out[i]);
     }
 }
 
-// The same for the usual width of 4, with taps and window in registers.
-K3_INLINE void convolve_4(const float * taps, int64_t count, const float * in, int64_t stride, int n, float * window,
-                          float * out, int64_t out_stride) {
-    for (int64_t c = 0; c < count; c += LANES) {
-        const vf tap0 = v_load(taps + c), tap1 = v_load(taps + count + c);
-        const vf tap2 = v_load(taps + 2 * count + c), tap3 = v_load(taps + 3 * count + c);
-        vf x0 = v_load(window + c), x1 = v_load(window + count + c), x2 = v_load(window + 2 * count + c);
-        for (int t = 0; t < n; t++) {
-            const vf x3 = v_load(in + t * stride + c);
-            vf sum      = v_fma(x0, tap0, v_set(0.0f));
-            sum         = v_fma(x1, tap1, sum);
-            sum         = v_fma(x2, tap2, sum);
-            sum         = v_fma(x3, tap3, sum);
-            v_store(out + t * out_stride + c, sum * v_logistic(sum));
-            x0 = x1;
-            x1 = x2;
-            x2 = x3;
+// The same for the usual width of 4, a vector of channels at a time with taps and window in registers.
+static void convolve_4(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n) {
+    const int64_t dim = h->dim;
+    for (int64_t c = 0; c < dim; c += LANES) {
+        float *taps = work->taps[i] + 4 * c, *window = work->window[i] + 3 * c;
+        vf tap[4], x[4];
+        if (first == 0) {
+            load_columns(h->conv[i] + 4 * c, 4, tap);
+            load_columns(h->window_in[i] + 3 * c, 3, x);
+        } else {
+            for (int w = 0; w < 4; w++) tap[w] = v_load(taps + w * LANES);
+            for (int w = 0; w < 3; w++) x[w] = v_load(window + w * LANES);
         }
-        v_store(window + c, x0);
-        v_store(window + count + c, x1);
-        v_store(window + 2 * count + c, x2);
+        for (int t = 0; t < n; t++) {
+            x[3]   = v_load(h->x[i] + (first + t) * h->x_stride[i] + c);
+            vf sum = v_fma(x[0], tap[0], v_set(0.0f));
+            sum    = v_fma(x[1], tap[1], sum);
+            sum    = v_fma(x[2], tap[2], sum);
+            sum    = v_fma(x[3], tap[3], sum);
+            v_store(work->qkv[i] + t * dim + c, sum * v_logistic(sum));
+            x[0] = x[1];
+            x[1] = x[2];
+            x[2] = x[3];
+        }
+        if (first + n == h->n) {
+            store_columns(h->window_out[i] + 3 * c, x);
+        } else {
+            for (int w = 0; w < 4; w++) v_store(taps + w * LANES, tap[w]);
+            for (int w = 0; w < 3; w++) v_store(window + w * LANES, x[w]);
+        }
     }
 }
 
@@ -331,60 +414,15 @@ static void finish(const struct k3_kda_head * h, const struct kda_block * b, int
 
 // ---- one head of a segment -----------------------------------------------------------------------------------
 
-// Channels [c, c + count) of q, k or v (i). A segment of one block takes them a vector at a time, so that the transposed
-// taps and window never leave the first cache; a longer one all at once, and keeps them over its blocks.
-K3_INLINE void kda_channels_open(const struct k3_kda_head * h, int i, int64_t c, int64_t count, float * taps,
-                                 float * window) {
-    if (h->conv_width == 4) {
-        transpose_in(h->conv[i] + c * 4, count, 4, taps);
-        transpose_in(h->window_in[i] + c * 3, count, 3, window);
-    } else {
-        transpose_in(h->conv[i] + c * h->conv_width, count, h->conv_width, taps);
-        transpose_in(h->window_in[i] + c * (h->conv_width - 1), count, h->conv_width - 1, window);
-    }
-}
-
-K3_INLINE void kda_channels_close(const struct k3_kda_head * h, int i, int64_t c, int64_t count, const float * window) {
-    if (h->conv_width == 4) {
-        transpose_out(window, count, 3, h->window_out[i] + c * 3);
-    } else {
-        transpose_out(window, count, h->conv_width - 1, h->window_out[i] + c * (h->conv_width - 1));
-    }
-}
-
-K3_INLINE void kda_channels(const struct k3_kda_head * h, int i, int64_t c, int64_t count, int64_t first, int n,
-                            const struct kda_work * work) {
-    const float * x = h->x[i] + first * h->x_stride[i] + c;
-    if (h->conv_width == 4) {
-        convolve_4(work->taps[i], count, x, h->x_stride[i], n, work->window[i], work->qkv[i] + c, h->dim);
-    } else {
-        convolve(work->taps[i], count, h->conv_width, x, h->x_stride[i], n, work->window[i], work->qkv[i] + c, h->dim);
-    }
-}
-
-static void kda_convolve(const struct k3_kda_head * h, const struct kda_work * work, int64_t first, int n) {
-    const bool only = n == h->n, last = first + n == h->n;
-    for (int i = 0; i < 3; i++) {
-        for (int64_t c = 0; only && c < h->dim; c += LANES) {
-            kda_channels_open(h, i, c, LANES, work->taps[i], work->window[i]);
-            kda_channels(h, i, c, LANES, first, n, work);
-            kda_channels_close(h, i, c, LANES, work->window[i]);
-        }
-        if (!only) {
-            if (first == 0) {
-                kda_channels_open(h, i, 0, h->dim, work->taps[i], work->window[i]);
-            }
-            kda_channels(h, i, 0, h->dim, first, n, work);
-            if (last) {
-                kda_channels_close(h, i, 0, h->dim, work->window[i]);
-            }
-        }
-    }
-}
-
 static void kda_prepare(const struct k3_kda_head * h, const struct kda_work * work, int64_t first,
                         struct kda_block * b) {
-    kda_convolve(h, work, first, b->n);
+    for (int i = 0; i < 3; i++) {
+        if (h->conv_width == 4) {
+            convolve_4(h, work, i, first, b->n);
+        } else {
+            convolve(h, work, i, first, b->n);
+        }
+    }
     if (h->gate_bounded) {
         decays(h, true, first, b->n, work->decay);
     } else {
@@ -397,7 +435,14 @@ static void kda_prepare(const struct k3_kda_head * h, const struct kda_work * wo
 K3_INLINE void kda_run(const struct k3_kda_head * h, kda_delta_fn delta) {
     struct kda_work work = kda_layout(h);
     struct kda_block b   = {
-          .dim = h->dim, .q = work.qkv[0], .k = work.qkv[1], .v = work.qkv[2], .decay = work.decay, .o = work.o};
+          .head  = h,
+          .dim   = h->dim,
+          .q     = work.qkv[0],
+          .k     = work.qkv[1],
+          .v     = work.qkv[2],
+          .decay = work.decay,
+          .o     = work.o,
+    };
     for (int64_t first = 0; first < h->n; first += BLOCK) {
         b.n = h->n - first < BLOCK ? (int) (h->n - first) : BLOCK;
         kda_prepare(h, &work, first, &b);
