@@ -3,6 +3,8 @@
 // fast form a micro-batch with one token a sequence updates the KDA states in place, and nothing stops it.
 #include "context.h"
 
+#include "ggml_k3_mutant.h"
+
 #include <math.h>
 #include <string.h>
 #include <time.h>
@@ -163,7 +165,7 @@ static void count(llama_k3_context * ctx, const k3_graph * g, double ms) {
     llama_k3_phase * phase = b->n_tokens == b->n_segments ? &ctx->counters.decode : &ctx->counters.prefill;
     phase->tokens += (uint64_t) b->n_tokens;
     phase->batches += 1;
-    phase->ms += ms;
+    phase->ms += ms + (GGML_K3_MUTANT("prefill-in-decode") ? ctx->counters.prefill.ms : 0.0);
     phase->bytes += moved_bytes(ctx, g);
     phase->ms_kda += section[GGML_K3_KDA];
     phase->ms_mla += section[GGML_K3_MLA];

@@ -2,6 +2,8 @@
 // others build anew, since their graphs contain positions.
 #include "engine.h"
 
+#include "ggml_k3_mutant.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,7 +99,8 @@ static k3_graph * front(k3_engine * g) {
 
 // The graph for the present micro-batch moves to the front; NULL: there is none.
 static k3_graph * find(k3_engine * g) {
-    for (int i = 0; g->form == GGML_K3_FAST && i < K3_MAX_GRAPHS && g->graphs[i]; i++) {
+    const bool reuse = g->form == GGML_K3_FAST && !GGML_K3_MUTANT("rebuild-graph");
+    for (int i = 0; reuse && i < K3_MAX_GRAPHS && g->graphs[i]; i++) {
         k3_graph * graph = g->graphs[i];
         if (graph->n_tokens == g->batch->n_tokens && graph->n_outputs == g->batch->n_outputs) {
             memmove(g->graphs + 1, g->graphs, (size_t) i * sizeof(g->graphs[0]));

@@ -251,10 +251,26 @@ static void fill_mask(struct ggml_tensor * mask, const struct ggml_k3_segment * 
     }
 }
 
+// The fault of building a mask of all positions for every token.
+static void make_masks(const k3_ubatch * batch) {
+    for (int i = 0; i < batch->n_segments; i++) {
+        const struct ggml_k3_segment * s = &batch->segments[i];
+        struct ggml_tensor mask          = {.nb = {2, 2 * (size_t) (s->position + s->n)}};
+        mask.data                        = malloc(mask.nb[1] * (size_t) s->n);
+        if (mask.data) {
+            fill_mask(&mask, s);
+        }
+        free(mask.data);
+    }
+}
+
 void k3_graph_set_inputs(const k3_graph * g, const k3_ubatch * batch) {
     memcpy(g->tokens->data, batch->tokens, (size_t) batch->n_tokens * sizeof(int32_t));
     if (g->outputs) {
         memcpy(g->outputs->data, batch->outputs, (size_t) batch->n_outputs * sizeof(int32_t));
+    }
+    if (GGML_K3_MUTANT("mask-per-token")) {
+        make_masks(batch);
     }
     for (int i = 0; g->form != GGML_K3_FAST && i < batch->n_segments; i++) {
         if (g->masks[i]) {
