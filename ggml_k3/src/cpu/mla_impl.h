@@ -17,6 +17,7 @@ enum { QK_VECTORS = 6, PV_ROWS = 6, PV_VECTORS = 4 };
 enum { QK_VECTORS = 3, PV_ROWS = 6, PV_VECTORS = 2 };
 #define QK_ROWS(nv) ((nv) > 2 ? 4 : (nv) > 1 ? 6 : 8)
 #endif
+enum { K3_MLA_LINE = 64 };  // bytes of a cache line
 enum { TILE = 64, MAX_QK_ROWS = 8, PAD_ROWS = K3_MLA_ROWS + LANES };
 
 typedef uint16_t vhalf __attribute__((vector_size(LANES * 2)));
@@ -190,8 +191,20 @@ static void blank_not_finite(float * keys, int n, int64_t stride, int64_t column
 
 // ---- scores ----------------------------------------------------------------------------------------------
 
-K3_INLINE void qk_block(const float * q, const float * const * k, int64_t width, float * s, int lanes, int rows,
-                        int nv) {
+struct qk_args {
+    const float * keys;  // [n] at stride
+    int64_t stride, width;
+    int n, lanes;
+    const char * ahead;    // what to prefetch meanwhile: the next tile
+    int64_t ahead_stride;  // bytes of it for each key
+};
+
+// s[rows][lanes of nv vectors]
+K3_INLINE void qk_block(const struct qk_args * a, const float * q, const float * const * k, const char * ahead,
+                        float * s, int rows, int nv) {
+    enum { STEP = 16 };  // elements between prefetches
+    const int lanes     = a->lanes;
+    const int64_t bytes = a->ahead_stride * rows * STEP / a->width;
     vf c[MAX_QK_ROWS][QK_VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
@@ -200,18 +213,25 @@ K3_INLINE void qk_block(const float * q, const float * const * k, int64_t width,
             c[i][v] = (vf) {0};
         }
     }
-    for (int64_t d = 0; d < width; d++, q += nv * LANES) {
-        vf x[QK_VECTORS];
-#pragma GCC unroll 16
-        for (int v = 0; v < nv; v++) {
-            x[v] = v_load(q + v * LANES);
+    for (int64_t start = 0; start < a->width; start += STEP) {
+        const int64_t stop = start + STEP < a->width ? start + STEP : a->width;
+        for (int64_t i = 0; i < bytes; i += K3_MLA_LINE) {
+            __builtin_prefetch(ahead + i);
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            const vf y = v_set(k[i][d]);
+        ahead += bytes;
+        for (int64_t d = start; d < stop; d++, q += nv * LANES) {
+            vf x[QK_VECTORS];
 #pragma GCC unroll 16
             for (int v = 0; v < nv; v++) {
-                c[i][v] = v_fma(x[v], y, c[i][v]);
+                x[v] = v_load(q + v * LANES);
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) {
+                const vf y = v_set(k[i][d]);
+#pragma GCC unroll 16
+                for (int v = 0; v < nv; v++) {
+                    c[i][v] = v_fma(x[v], y, c[i][v]);
+                }
             }
         }
     }
@@ -225,35 +245,34 @@ K3_INLINE void qk_block(const float * q, const float * const * k, int64_t width,
 }
 
 // s[j][lanes of the slab] for n keys; the rows of s up to the next multiple of QK_ROWS(nv) are written too.
-K3_INLINE void qk_slab(const float * q, const float * keys, int64_t stride, int n, int64_t width, float * s, int lanes,
-                       int nv) {
+K3_INLINE void qk_slab(const struct qk_args * a, const float * q, float * s, int nv) {
     const int rows = QK_ROWS(nv);
-    for (int j = 0; j < n; j += rows) {
+    for (int j = 0; j < a->n; j += rows) {
         const float * k[MAX_QK_ROWS];
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            k[i] = keys + (j + i < n ? j + i : n - 1) * stride;
+            k[i] = a->keys + (j + i < a->n ? j + i : a->n - 1) * a->stride;
         }
-        qk_block(q, k, width, s + j * lanes, lanes, rows, nv);
+        qk_block(a, q, k, a->ahead + j * a->ahead_stride, s + j * a->lanes, rows, nv);
     }
 }
 
-static void qk_tile(const struct mla_memory * a, const float * keys, int64_t stride, int n, int64_t width,
-                    int vectors) {
-    const int lanes = vectors * LANES;
+static void qk_tile(struct qk_args * a, const float * q, float * s) {
+    const int vectors = a->lanes / LANES;
     for (int v = 0; v < vectors; v += QK_VECTORS) {
-        const float * q = a->q + (int64_t) v * LANES * width;
-        float * s       = a->p + v * LANES;
         switch (vectors - v) {
-            case 1: qk_slab(q, keys, stride, n, width, s, lanes, 1); break;
-            case 2: qk_slab(q, keys, stride, n, width, s, lanes, 2); break;
+            case 1: qk_slab(a, q, s, 1); break;
+            case 2: qk_slab(a, q, s, 2); break;
 #if defined(__AVX512F__) || defined(__aarch64__)
-            case 3: qk_slab(q, keys, stride, n, width, s, lanes, 3); break;
-            case 4: qk_slab(q, keys, stride, n, width, s, lanes, 4); break;
-            case 5: qk_slab(q, keys, stride, n, width, s, lanes, 5); break;
+            case 3: qk_slab(a, q, s, 3); break;
+            case 4: qk_slab(a, q, s, 4); break;
+            case 5: qk_slab(a, q, s, 5); break;
 #endif
-            default: qk_slab(q, keys, stride, n, width, s, lanes, QK_VECTORS); break;
+            default: qk_slab(a, q, s, QK_VECTORS); break;
         }
+        q += QK_VECTORS * LANES * a->width;
+        s += QK_VECTORS * LANES;
+        a->ahead_stride = 0;  // the first slab has seen to it
     }
 }
 
@@ -393,8 +412,15 @@ static void mla_span(const struct k3_mla_panel * panel, int64_t first, int64_t l
         const int n       = last - base < TILE ? (int) (last - base) : TILE;
         const bool masked = tile_ends(panel, base, n, lanes, a.end);
         int64_t stride;
-        float * keys = load_tile(panel, base, n, masked, a.keys, &stride);
-        qk_tile(&a, keys, stride, n, panel->width, vectors);
+        float * keys      = load_tile(panel, base, n, masked, a.keys, &stride);
+        struct qk_args qk = {.keys         = keys,
+                             .stride       = stride,
+                             .width        = panel->width,
+                             .n            = n,
+                             .lanes        = lanes,
+                             .ahead        = (const char *) panel->cache + (size_t) (base + TILE) * panel->row_bytes,
+                             .ahead_stride = (int64_t) panel->row_bytes};
+        qk_tile(&qk, a.q, a.p);
         if (masked) {
             blank_not_finite(keys, n, stride, k3_mla_columns(panel->n_latent));
             softmax_tile(&a, n, vectors, true);
