@@ -132,13 +132,16 @@ static void delta_128(const struct kda_block * block, const float * in, float * 
         for (int row = 0; row < 128; row += PART) {
             delta_once(block, 8, row, in, out);
             if (row % (128 / PARTS) == 0) {
-                prefetch_next(block->head, row * PARTS / 128);
+                prefetch_next(block, row * PARTS / 128);
             }
         }
         return;
     }
     for (int row = 0; row < 126; row += 3) {
         delta_rows(block, 3, 8, row, in, out);
+        if (row / 3 < PARTS) {
+            prefetch_next(block, row / 3);
+        }
     }
     delta_rows(block, 2, 8, 126, in, out);
 }

@@ -17,7 +17,7 @@ enum { BLOCK = 16 };
 // A block of tokens: the vectors that the delta rule needs, row t of each is token t.
 struct kda_block {
     const struct k3_kda_head * head;
-    int64_t dim;
+    int64_t dim, first;  // first: token of the segment
     int n;
     const float *q, *k, *decay;    // [n][dim]
     const float * v;               // [n][dim], times beta
@@ -75,14 +75,35 @@ K3_INLINE vf v_share(vf y) {
 // 1 / (1 + exp(-x)), never below 1e-38
 K3_INLINE vf v_logistic(vf x) { return v_share(v_exp2(x, -LOG2_E)); }
 
-// Part `part` of PARTS of the taps and windows of the next head, which lie behind those of this one: six short runs of
-// memory that no hardware prefetcher would see coming.
+// ---- prefetching -------------------------------------------------------------------------------------------
+
+// What the next block needs is asked for in PARTS parts in between the delta rule of this one: short runs of memory
+// that no hardware prefetcher would see coming.
 enum { PARTS = 32 };
-K3_INLINE void prefetch_next(const struct k3_kda_head * h, int64_t part) {
-    const int64_t taps = h->dim * h->conv_width, window = h->dim * (h->conv_width - 1);
-    for (int i = 0; i < 3; i++) {
-        __builtin_prefetch(h->conv[i] + taps + taps * part / PARTS);
-        __builtin_prefetch(h->window_in[i] + window + window * part / PARTS);
+
+K3_INLINE void prefetch_row(const float * row, int64_t dim) {
+    for (int64_t c = 0; c < dim; c += K3_LINE / (int64_t) sizeof(float)) {
+        __builtin_prefetch(row + c);
+    }
+}
+
+K3_INLINE void prefetch_next(const struct kda_block * b, int64_t part) {
+    const struct k3_kda_head * h = b->head;
+    const int64_t t              = b->first + BLOCK + part / 2;
+    if (t < h->n && part % 2 == 0) {
+        for (int i = 0; i < 3; i++) {
+            prefetch_row(h->x[i] + t * h->x_stride[i], h->dim);
+        }
+    } else if (t < h->n) {
+        prefetch_row(h->z + t * h->z_stride, h->dim);
+        prefetch_row(h->gate + (t - BLOCK) * h->gate_stride, h->dim);
+        prefetch_row(h->out + (t - BLOCK) * h->out_stride, h->dim);
+    } else if (b->first + BLOCK >= h->n) {  // the last block: taps and windows of the next head, behind those of this
+        const int64_t taps = h->dim * h->conv_width, window = h->dim * (h->conv_width - 1);
+        for (int i = 0; i < 3; i++) {
+            __builtin_prefetch(h->conv[i] + taps + taps * part / PARTS);
+            __builtin_prefetch(h->window_in[i] + window + window * part / PARTS);
+        }
     }
 }
 
@@ -345,8 +366,8 @@ K3_INLINE vf decay_of(vf z, vf a, bool bounded, vf lower_bound) {
 
 K3_INLINE void decays(const struct k3_kda_head * h, bool bounded, int64_t first, int n, float * decay) {
     const vf a = v_set(h->a), lower_bound = v_set(h->gate_lower_bound);
-    for (int64_t c = 0; c < h->dim; c += LANES) {
-        for (int t = 0; t < n; t++) {
+    for (int t = 0; t < n; t++) {
+        for (int64_t c = 0; c < h->dim; c += LANES) {
             const vf z = v_load(h->z + (first + t) * h->z_stride + c) + v_load(h->dt_bias + c);
             v_store(decay + t * h->dim + c, decay_of(z, a, bounded, lower_bound));
         }
@@ -392,22 +413,18 @@ static void normalise(const struct k3_kda_head * h, int n, float * const * qkv, 
 // Head norm and output gate.
 static void finish(const struct k3_kda_head * h, const struct kda_block * b, int64_t first) {
     const int64_t dim = h->dim;
-    float scale[BLOCK];
     for (int t = 0; t < b->n; t++) {
-        vf square = {0};
+        const float *o = b->o + t * dim, *gate = h->gate + (first + t) * h->gate_stride;
+        float * out = h->out + (first + t) * h->out_stride;
+        vf square   = {0};
         for (int64_t c = 0; c < dim; c += LANES) {
-            const vf o = v_load(b->o + t * dim + c);
-            square     = v_fma(o, o, square);
+            square = v_fma(v_load(o + c), v_load(o + c), square);
         }
         float sum[4];
         v_sum4(square, square, square, square, sum);
-        scale[t] = 1.0f / sqrtf(sum[0] / (float) dim + h->norm_eps);
-    }
-    for (int64_t c = 0; c < dim; c += LANES) {
-        for (int t = 0; t < b->n; t++) {
-            const vf gate = v_logistic(v_load(h->gate + (first + t) * h->gate_stride + c));
-            const vf o    = v_load(b->o + t * dim + c) * v_set(scale[t]) * v_load(h->norm + c);
-            v_store(h->out + (first + t) * h->out_stride + c, o * gate);
+        const vf scale = v_set(1.0f / sqrtf(sum[0] / (float) dim + h->norm_eps));
+        for (int64_t c = 0; c < dim; c += LANES) {
+            v_store(out + c, v_load(o + c) * scale * v_load(h->norm + c) * v_logistic(v_load(gate + c)));
         }
     }
 }
@@ -444,7 +461,8 @@ K3_INLINE void kda_run(const struct k3_kda_head * h, kda_delta_fn delta) {
           .o     = work.o,
     };
     for (int64_t first = 0; first < h->n; first += BLOCK) {
-        b.n = h->n - first < BLOCK ? (int) (h->n - first) : BLOCK;
+        b.first = first;
+        b.n     = h->n - first < BLOCK ? (int) (h->n - first) : BLOCK;
         kda_prepare(h, &work, first, &b);
         delta(&b, first ? h->state_out : h->state_in, h->state_out);
         finish(h, &b, first);
