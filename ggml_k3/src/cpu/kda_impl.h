@@ -137,46 +137,46 @@ K3_INLINE void v_sum4(vf a, vf b, vf c, vf d, float sum[4]) {
 
 enum { ROWS = 4 };  // value rows at a time: they share the loads of decay, k and q
 
-K3_INLINE void kda_token(const struct kda_block * b, int t, int64_t row, const float * in, float * out) {
-    const int64_t dim   = b->dim;
-    const float * decay = b->decay + t * dim;
-    const float * k     = b->k + t * dim;
-    const float * q     = b->q + t * dim;
+// Token t for `rows` <= ROWS value rows from `row` on.
+K3_INLINE void kda_token(const struct kda_block * b, int t, int64_t row, const int rows, const float * in,
+                         float * out) {
+    const int64_t dim  = b->dim;
+    const float *decay = b->decay + t * dim, *k = b->k + t * dim, *q = b->q + t * dim, *v = b->v + t * dim + row;
     vf u[ROWS] = {{0}, {0}, {0}, {0}}, w[ROWS] = {{0}, {0}, {0}, {0}};
     for (int64_t j = 0; j < dim; j += LANES) {
         const vf decay_j = v_load(decay + j), k_j = v_load(k + j), q_j = v_load(q + j);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < rows; r++) {
             const vf s = v_load(in + r * dim + j) * decay_j;
             v_store(out + r * dim + j, s);
             u[r] = v_fma(s, k_j, u[r]);
             w[r] = v_fma(s, q_j, w[r]);
         }
     }
-    float us[ROWS], ws[ROWS];
+    float us[ROWS], ws[ROWS], d[ROWS];
     v_sum4(u[0], u[1], u[2], u[3], us);
     v_sum4(w[0], w[1], w[2], w[3], ws);
-    vf d[ROWS];
-#pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) {
-        const float correction = b->v[t * dim + row + r] - b->beta[t] * us[r];
-        d[r]                   = v_set(correction);
-
-        b->o[t * dim + row + r] = ws[r] + b->qk[t] * correction;
+    for (int r = 0; r < rows; r++) {
+        d[r]                    = v[r] - b->beta[t] * us[r];
+        b->o[t * dim + row + r] = ws[r] + b->qk[t] * d[r];
     }
     for (int64_t j = 0; j < dim; j += LANES) {
         const vf k_j = v_load(k + j);
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            v_store(out + r * dim + j, v_fma(k_j, d[r], v_load(out + r * dim + j)));
+        for (int r = 0; r < rows; r++) {
+            v_store(out + r * dim + j, v_fma(k_j, v_set(d[r]), v_load(out + r * dim + j)));
         }
     }
 }
 
+// A state that comes from memory for one token is read row by row, in one stream.
 static inline void kda_delta(const struct kda_block * b, const float * in, float * out) {
-    for (int64_t row = 0; row < b->dim; row += ROWS) {
+    for (int64_t row = 0; row < b->dim && b->n == 1; row++) {
+        kda_token(b, 0, row, 1, in + row * b->dim, out + row * b->dim);
+    }
+    for (int64_t row = 0; row < b->dim && b->n > 1; row += ROWS) {
         for (int t = 0; t < b->n; t++) {
-            kda_token(b, t, row, (t ? out : in) + row * b->dim, out + row * b->dim);
+            kda_token(b, t, row, ROWS, (t ? out : in) + row * b->dim, out + row * b->dim);
         }
     }
 }
