@@ -52,6 +52,11 @@ static int map_memory(k3_cache * c, int which, const char * what, k3_error e) {
         return k3_fail(e, LLAMA_K3_MEMORY, "%s: %llu bytes could not be reserved", what,
                        (unsigned long long) c->memory_size[which]);
     }
+#ifdef MADV_HUGEPAGE
+    if (which == RECURRENT) {  // is read and written whole with every token; rows would be committed far ahead
+        madvise(p, c->memory_size[which], MADV_HUGEPAGE);
+    }
+#endif
     c->memory[which] = p;
     c->buffer[which] = ggml_backend_cpu_buffer_from_ptr(p, c->memory_size[which]);
     if (!c->buffer[which]) {

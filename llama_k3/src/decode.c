@@ -75,7 +75,8 @@ static struct ggml_k3_segment new_segment(const llama_k3_context * ctx, int32_t 
 }
 
 static bool in_place(const llama_k3_context * ctx) {
-    return ctx->engine.form == GGML_K3_FAST && ctx->batch.n_tokens == ctx->batch.n_segments;
+    return ctx->engine.form == GGML_K3_FAST && ctx->batch.n_tokens == ctx->batch.n_segments &&
+           !GGML_K3_MUTANT("copy-state");
 }
 
 // Groups items by sequence, in order of first appearance.
