@@ -33,8 +33,17 @@ MUTANTS = {
     "skip-latent-norm": "no norm behind the routed experts",
     "no-output-gate": "KDA and MLA outputs are not gated",
     "lora-eps": "q_a and kv_a norms with the eps of the other norms",
+    "mask-per-token": "a mask of all positions is made for every token",
+    "rebuild-graph": "the graph is built anew for every token",
+    "copy-state": "decode writes KDA states to another place than it reads",
+    "scan-by-head": "attention reads the cache once for each head",
+    "prefill-in-decode": "the time of the prefill counts as decode",
 }
+# Faults of the stock form; all others are in code that the fast form, the default, runs too.
+STOCK_ONLY = {"decay-after-delta", "swap-state-axes", "swap-nibbles", "softplus-gate", "no-output-gate"}
+SPEED = {"mask-per-token", "rebuild-graph", "copy-state", "scan-by-head", "prefill-in-decode"}
 # In this order: the first failing test ends a run.
+SPEED_TESTS = ["tests/test_decode_speed.py"]
 TESTS = [
     "tests/runtime/test_decode.py::test_other_shapes",
     "tests/runtime/test_decode.py::test_eps_of_the_lora_norms",
@@ -67,10 +76,15 @@ def build(site: Path) -> None:
         link.symlink_to(Path(libggml.__file__).parent)
 
 
-def first_failure(site: Path, mutant: str | None) -> str | None:
-    """Run the tests with one fault; the test that failed, None when all passed."""
-    environment = {**os.environ, "PYTHONPATH": str(site), "LLAMA_K3_MUTANT": mutant or ""}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *TESTS]
+def first_failure(site: Path, mutant: str, tests: list[str]) -> str | None:
+    """Run tests with one fault, or "" for none; the test that failed, None when all passed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(site),
+        "LLAMA_K3_MUTANT": mutant,
+        "LLAMA_K3_OPS": "stock" if mutant in STOCK_ONLY else "fast",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     if result.returncode == 0:
         return None
@@ -84,12 +98,13 @@ def first_failure(site: Path, mutant: str | None) -> str | None:
 
 def run(site: Path, names: list[str]) -> list[str]:
     """Print a line per fault; return the names of those that went unnoticed."""
-    failure = first_failure(site, None)
-    if failure:
-        raise RuntimeError(f"without a fault {failure} failed, wanted all tests to pass")
+    for tests in ([TESTS] if set(names) - SPEED else []) + ([SPEED_TESTS] if set(names) & SPEED else []):
+        failure = first_failure(site, "", tests)
+        if failure:
+            raise RuntimeError(f"without a fault {failure} failed, wanted all tests to pass")
     unnoticed = []
     for name in names:
-        failure = first_failure(site, name)
+        failure = first_failure(site, name, SPEED_TESTS if name in SPEED else TESTS)
         print(
             f"{name:24} {MUTANTS[name]:56} {'caught by ' + failure if failure else 'NOT NOTICED'}", flush=True
         )

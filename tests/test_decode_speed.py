@@ -137,7 +137,7 @@ def test_attention_is_a_matrix_product(model: Model, by_depth: dict[int, Cost]) 
 
 
 def test_states_are_updated_in_place(tmp_path: Path) -> None:
-    """Decode touches one of the two halves that hold a sequence's KDA states, and nothing else of that size."""
+    """Decode touches one of the two halves that hold a sequence's KDA states, nothing else of that size."""
     n_layer = 12
     shape = replace(
         K3_MID, n_embd=64, n_head=64, n_layer=n_layer, n_layer_dense=n_layer, layer_kinds=layer_kinds(n_layer)

@@ -1,4 +1,4 @@
-"""Every planted fault of scripts/run_mutants.py turns a runtime test red."""
+"""Every planted fault of scripts/run_mutants.py turns a runtime test red; those of speed are left to the script."""
 
 from __future__ import annotations
 
@@ -19,4 +19,5 @@ def test_every_fault_in_the_sources_is_listed() -> None:
 
 def test_every_fault_is_noticed() -> None:
     run_mutants.build(run_mutants.SITE)
-    assert run_mutants.run(run_mutants.SITE, list(run_mutants.MUTANTS)) == []
+    names = [name for name in run_mutants.MUTANTS if name not in run_mutants.SPEED]
+    assert run_mutants.run(run_mutants.SITE, names) == []
