@@ -1,4 +1,4 @@
-"""Every planted fault of scripts/run_mutants.py turns a runtime test red; those of speed are left to the script."""
+"""Every planted fault of scripts/run_mutants.py turns a runtime test red; those of speed are the script's."""
 
 from __future__ import annotations
 
