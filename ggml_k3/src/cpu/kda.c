@@ -14,6 +14,8 @@ struct kda_params {
 // Places of the inputs among the node's sources.
 enum { SRC_Q, SRC_K, SRC_V, SRC_Z, SRC_BETA, SRC_GATE, N_SRC };
 
+enum { HEADS = 16 };  // in one call of the kernel
+
 // A head of a segment costs its tokens and about one more for what is done once.
 static int64_t head_cost(const struct ggml_k3_segment * s) { return s->n + 1; }
 
@@ -23,7 +25,7 @@ static const float * channels(const struct ggml_tensor * x, int64_t token, int64
 }
 
 // Head `i` of a segment.
-static void run_head(const struct k3_task * task, const struct ggml_k3_segment * s, int64_t i) {
+static struct k3_kda_head head_of(const struct k3_task * task, const struct ggml_k3_segment * s, int64_t i) {
     const struct kda_params * p          = task->params;
     const struct ggml_k3_kda_params * op = &p->op;
     struct ggml_tensor ** src            = task->dst->src;
@@ -56,7 +58,7 @@ static void run_head(const struct k3_task * task, const struct ggml_k3_segment *
         head.window_in[j]  = window + ((3 * s->state_in + j) * all + first) * past;
         head.window_out[j] = window + ((3 * s->state_out + j) * all + first) * past;
     }
-    k3_cpu()->kda->run(&head);
+    return head;
 }
 
 // Heads in the order of the segments; a thread takes those whose middle lies in its share of the whole cost. Heads of
@@ -70,15 +72,24 @@ static void run(const struct k3_task * task) {
     }
     const int64_t begin = 2 * total * task->ith / task->nth, end = 2 * total * (task->ith + 1) / task->nth;
     int64_t middle = 0;  // in half units
+    struct k3_kda_head heads[HEADS];
+    int n = 0;
     for (int i = 0; i < batch->n_segments; i++) {
         const int64_t cost = head_cost(&batch->segments[i]);
         for (int64_t head = 0; head < p->op.n_head; head++) {
             middle += cost;
             if (middle >= begin && middle < end) {
-                run_head(task, &batch->segments[i], head);
+                heads[n++] = head_of(task, &batch->segments[i], head);
+            }
+            if (n == HEADS) {
+                k3_cpu()->kda->run(heads, n);
+                n = 0;
             }
             middle += cost;
         }
+    }
+    if (n) {
+        k3_cpu()->kda->run(heads, n);
     }
 }
 

@@ -29,12 +29,13 @@ struct k3_kda_head {
     float * window_out[3];       // may be window_in
     float * out;                 // [dim] of token t at out + t * out_stride
     int64_t out_stride;
-    void * scratch;  // scratch(dim, conv_width) bytes, aligned to 64
+    void * scratch;  // scratch(dim, conv_width) bytes, aligned to 64; the same for all heads of a call
 };
 
 struct k3_kda_kernels {
     size_t (*scratch)(int64_t dim, int64_t conv_width);
-    void (*run)(const struct k3_kda_head * head);
+    // Heads of equal dim and conv_width. Those of one token are best given some at a time, in the states' order.
+    void (*run)(const struct k3_kda_head * heads, int n);
 };
 
 extern const struct k3_kda_kernels k3_kda_generic, k3_kda_avx2, k3_kda_avx512, k3_kda_neon;

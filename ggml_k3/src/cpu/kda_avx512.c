@@ -131,19 +131,15 @@ static void delta_128(const struct kda_block * block, const float * in, float * 
     if (block->n == 1) {
         for (int row = 0; row < 128; row += PART) {
             delta_once(block, 8, row, in, out);
-            if (row % (128 / PARTS) == 0) {
-                prefetch_next(block, row * PARTS / 128);
-            }
         }
         return;
     }
     for (int row = 0; row < 126; row += 3) {
         delta_rows(block, 3, 8, row, in, out);
-        if (row / 3 < PARTS) {
-            prefetch_next(block, row / 3);
-        }
+        prefetch_behind(block, row, 3);
     }
     delta_rows(block, 2, 8, 126, in, out);
+    prefetch_behind(block, 126, 2);
 }
 
 static void delta_64(const struct kda_block * block, const float * in, float * out) {
@@ -154,11 +150,12 @@ static void delta_64(const struct kda_block * block, const float * in, float * o
         } else {
             delta_rows(block, 4, 4, row, in, out);
         }
+        prefetch_behind(block, row, 4);
     }
 }
 
-static void run(const struct k3_kda_head * head) {
-    kda_run(head, head->dim == 128 ? delta_128 : head->dim == 64 ? delta_64 : kda_delta);
+static void run(const struct k3_kda_head * heads, int n) {
+    kda_run(heads, n, heads->dim == 128 ? delta_128 : heads->dim == 64 ? delta_64 : kda_delta);
 }
 
 const struct k3_kda_kernels k3_kda_avx512 = {.scratch = kda_scratch, .run = run};

@@ -1,8 +1,8 @@
 // kda_impl.h - Kimi Delta Attention for one head, for the instruction set of the including file.
 //
-// Tokens go through in blocks of BLOCK: inputs into the qkv, convolution with SiLU and L2 norm in place, decay and
-// beta, then the delta rule for the whole block, a few value rows of the state at a time, then norm and output gate.
-// Only the delta rule's sums over keys differ between sets (vector width); each works in its own fixed order.
+// Tokens go through in blocks of BLOCK: convolution with SiLU and L2 norm, decay and beta, then the delta rule for the
+// whole block, a few value rows of the state at a time, then norm and output gate. Heads of one token, whose states
+// come from memory, make up a block together: nothing else is read or written while their states stream by.
 #ifndef K3_KDA_IMPL_H
 #define K3_KDA_IMPL_H
 
@@ -75,38 +75,6 @@ K3_INLINE vf v_share(vf y) {
 // 1 / (1 + exp(-x)), never below 1e-38
 K3_INLINE vf v_logistic(vf x) { return v_share(v_exp2(x, -LOG2_E)); }
 
-// ---- prefetching -------------------------------------------------------------------------------------------
-
-// What the next block needs is asked for in PARTS parts in between the delta rule of this one: short runs of memory
-// that no hardware prefetcher would see coming.
-enum { PARTS = 32 };
-
-K3_INLINE void prefetch_row(const float * row, int64_t dim) {
-    for (int64_t c = 0; c < dim; c += K3_LINE / (int64_t) sizeof(float)) {
-        __builtin_prefetch(row + c);
-    }
-}
-
-K3_INLINE void prefetch_next(const struct kda_block * b, int64_t part) {
-    const struct k3_kda_head * h = b->head;
-    const int64_t t              = b->first + BLOCK + part / 2;
-    if (t < h->n && part % 2 == 0) {
-        for (int i = 0; i < 3; i++) {
-            prefetch_row(h->x[i] + t * h->x_stride[i], h->dim);
-        }
-    } else if (t < h->n) {
-        prefetch_row(h->z + t * h->z_stride, h->dim);
-        prefetch_row(h->gate + (t - BLOCK) * h->gate_stride, h->dim);
-        prefetch_row(h->out + (t - BLOCK) * h->out_stride, h->dim);
-    } else if (b->first + BLOCK >= h->n) {  // the last block: taps and windows of the next head, behind those of this
-        const int64_t taps = h->dim * h->conv_width, window = h->dim * (h->conv_width - 1);
-        for (int i = 0; i < 3; i++) {
-            __builtin_prefetch(h->conv[i] + taps + taps * part / PARTS);
-            __builtin_prefetch(h->window_in[i] + window + window * part / PARTS);
-        }
-    }
-}
-
 // ---- sums over lanes ---------------------------------------------------------------------------------------
 
 // Sums of the lanes of four vectors, each in v_sum's order.
@@ -131,54 +99,6 @@ K3_INLINE void v_sum4(vf a, vf b, vf c, vf d, float sum[4]) {
         sum[i] = (x[i][0] + x[i][2]) + (x[i][1] + x[i][3]);
     }
 #endif
-}
-
-// ---- delta rule, state in memory: any dim --------------------------------------------------------------------
-
-enum { ROWS = 4 };  // value rows at a time: they share the loads of decay, k and q
-
-// Token t for `rows` <= ROWS value rows from `row` on.
-K3_INLINE void kda_token(const struct kda_block * b, int t, int64_t row, const int rows, const float * in,
-                         float * out) {
-    const int64_t dim  = b->dim;
-    const float *decay = b->decay + t * dim, *k = b->k + t * dim, *q = b->q + t * dim, *v = b->v + t * dim + row;
-    vf u[ROWS] = {{0}, {0}, {0}, {0}}, w[ROWS] = {{0}, {0}, {0}, {0}};
-    for (int64_t j = 0; j < dim; j += LANES) {
-        const vf decay_j = v_load(decay + j), k_j = v_load(k + j), q_j = v_load(q + j);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            const vf s = v_load(in + r * dim + j) * decay_j;
-            v_store(out + r * dim + j, s);
-            u[r] = v_fma(s, k_j, u[r]);
-            w[r] = v_fma(s, q_j, w[r]);
-        }
-    }
-    float us[ROWS], ws[ROWS], d[ROWS];
-    v_sum4(u[0], u[1], u[2], u[3], us);
-    v_sum4(w[0], w[1], w[2], w[3], ws);
-    for (int r = 0; r < rows; r++) {
-        d[r]                    = v[r] - b->beta[t] * us[r];
-        b->o[t * dim + row + r] = ws[r] + b->qk[t] * d[r];
-    }
-    for (int64_t j = 0; j < dim; j += LANES) {
-        const vf k_j = v_load(k + j);
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            v_store(out + r * dim + j, v_fma(k_j, v_set(d[r]), v_load(out + r * dim + j)));
-        }
-    }
-}
-
-// A state that comes from memory for one token is read row by row, in one stream.
-static inline void kda_delta(const struct kda_block * b, const float * in, float * out) {
-    for (int64_t row = 0; row < b->dim && b->n == 1; row++) {
-        kda_token(b, 0, row, 1, in + row * b->dim, out + row * b->dim);
-    }
-    for (int64_t row = 0; row < b->dim && b->n > 1; row += ROWS) {
-        for (int t = 0; t < b->n; t++) {
-            kda_token(b, t, row, ROWS, (t ? out : in) + row * b->dim, out + row * b->dim);
-        }
-    }
 }
 
 // ---- what is prepared for it ---------------------------------------------------------------------------------
@@ -283,7 +203,8 @@ static void transpose_out(const float * from, int64_t dim, int64_t n, float * to
 
 // Convolution and SiLU of q, k or v (i) for n tokens from `first` on. Between blocks, taps and window are kept as
 // [width][dim] and [width - 1][dim] in `work`.
-static void convolve(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n) {
+static void convolve(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n,
+                     float * out) {
     const int64_t dim = h->dim, width = h->conv_width, past = width - 1;
     float *taps = work->taps[i], *window = work->window[i];
     if (first == 0) {
@@ -299,7 +220,7 @@ static void convolve(const struct k3_kda_head * h, const struct kda_work * work,
                 v_store(window + w * dim + c, w + 1 < past ? v_load(window + (w + 1) * dim + c) : x);
             }
             sum = v_fma(x, v_load(taps + past * dim + c), sum);
-            v_store(work->qkv[i] + t * dim + c, sum * v_logistic(sum));
+            v_store(out + t * dim + c, sum * v_logistic(sum));
         }
     }
     if (first + n == h->n) {
@@ -307,36 +228,34 @@ static void convolve(const struct k3_kda_head * h, const struct kda_work * work,
     }
 }
 
-// The same for the usual width of 4, a vector of channels at a time with taps and window in registers.
-static void convolve_4(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n) {
-    const int64_t dim = h->dim;
-    for (int64_t c = 0; c < dim; c += LANES) {
-        float *taps = work->taps[i] + 4 * c, *window = work->window[i] + 3 * c;
-        vf tap[4], x[4];
-        if (first == 0) {
-            load_columns(h->conv[i] + 4 * c, 4, tap);
-            load_columns(h->window_in[i] + 3 * c, 3, x);
-        } else {
-            for (int w = 0; w < 4; w++) tap[w] = v_load(taps + w * LANES);
-            for (int w = 0; w < 3; w++) x[w] = v_load(window + w * LANES);
-        }
-        for (int t = 0; t < n; t++) {
-            x[3]   = v_load(h->x[i] + (first + t) * h->x_stride[i] + c);
-            vf sum = v_fma(x[0], tap[0], v_set(0.0f));
-            sum    = v_fma(x[1], tap[1], sum);
-            sum    = v_fma(x[2], tap[2], sum);
-            sum    = v_fma(x[3], tap[3], sum);
-            v_store(work->qkv[i] + t * dim + c, sum * v_logistic(sum));
-            x[0] = x[1];
-            x[1] = x[2];
-            x[2] = x[3];
-        }
-        if (first + n == h->n) {
-            store_columns(h->window_out[i] + 3 * c, x);
-        } else {
-            for (int w = 0; w < 4; w++) v_store(taps + w * LANES, tap[w]);
-            for (int w = 0; w < 3; w++) v_store(window + w * LANES, x[w]);
-        }
+// The same for the usual width of 4 and one vector of channels, with taps and window in registers.
+K3_INLINE void convolve_4(const struct k3_kda_head * h, const struct kda_work * work, int i, int64_t first, int n,
+                          int64_t c, float * out) {
+    float *taps = work->taps[i] + 4 * c, *window = work->window[i] + 3 * c;
+    vf tap[4], x[4];
+    if (first == 0) {
+        load_columns(h->conv[i] + 4 * c, 4, tap);
+        load_columns(h->window_in[i] + 3 * c, 3, x);
+    } else {
+        for (int w = 0; w < 4; w++) tap[w] = v_load(taps + w * LANES);
+        for (int w = 0; w < 3; w++) x[w] = v_load(window + w * LANES);
+    }
+    for (int t = 0; t < n; t++) {
+        x[3]   = v_load(h->x[i] + (first + t) * h->x_stride[i] + c);
+        vf sum = v_fma(x[0], tap[0], v_set(0.0f));
+        sum    = v_fma(x[1], tap[1], sum);
+        sum    = v_fma(x[2], tap[2], sum);
+        sum    = v_fma(x[3], tap[3], sum);
+        v_store(out + t * h->dim + c, sum * v_logistic(sum));
+        x[0] = x[1];
+        x[1] = x[2];
+        x[2] = x[3];
+    }
+    if (first + n == h->n) {
+        store_columns(h->window_out[i] + 3 * c, x);
+    } else {
+        for (int w = 0; w < 4; w++) v_store(taps + w * LANES, tap[w]);
+        for (int w = 0; w < 3; w++) v_store(window + w * LANES, x[w]);
     }
 }
 
@@ -364,13 +283,12 @@ K3_INLINE vf decay_of(vf z, vf a, bool bounded, vf lower_bound) {
     return v_select((vi) (g < v_set(-87.0f)), v_set(0.0f), v_exp2(g, LOG2_E));
 }
 
-K3_INLINE void decays(const struct k3_kda_head * h, bool bounded, int64_t first, int n, float * decay) {
-    const vf a = v_set(h->a), lower_bound = v_set(h->gate_lower_bound);
+// Decays of one vector of channels.
+K3_INLINE void decays(const struct k3_kda_head * h, bool bounded, int64_t first, int n, int64_t c, float * decay) {
+    const vf a = v_set(h->a), lower_bound = v_set(h->gate_lower_bound), bias = v_load(h->dt_bias + c);
     for (int t = 0; t < n; t++) {
-        for (int64_t c = 0; c < h->dim; c += LANES) {
-            const vf z = v_load(h->z + (first + t) * h->z_stride + c) + v_load(h->dt_bias + c);
-            v_store(decay + t * h->dim + c, decay_of(z, a, bounded, lower_bound));
-        }
+        const vf z = v_load(h->z + (first + t) * h->z_stride + c) + bias;
+        v_store(decay + t * h->dim + c, decay_of(z, a, bounded, lower_bound));
     }
 }
 
@@ -411,8 +329,9 @@ static void normalise(const struct k3_kda_head * h, int n, float * const * qkv, 
 }
 
 // Head norm and output gate.
-static void finish(const struct k3_kda_head * h, const struct kda_block * b, int64_t first) {
-    const int64_t dim = h->dim;
+static void finish(const struct kda_block * b) {
+    const struct k3_kda_head * h = b->head;
+    const int64_t dim = h->dim, first = b->first;
     for (int t = 0; t < b->n; t++) {
         const float *o = b->o + t * dim, *gate = h->gate + (first + t) * h->gate_stride;
         float * out = h->out + (first + t) * h->out_stride;
@@ -429,43 +348,155 @@ static void finish(const struct k3_kda_head * h, const struct kda_block * b, int
     }
 }
 
-// ---- one head of a segment -----------------------------------------------------------------------------------
+// ---- prefetching -----------------------------------------------------------------------------------------------
 
-static void kda_prepare(const struct k3_kda_head * h, const struct kda_work * work, int64_t first,
-                        struct kda_block * b) {
-    for (int i = 0; i < 3; i++) {
-        if (h->conv_width == 4) {
-            convolve_4(h, work, i, first, b->n);
-        } else {
-            convolve(h, work, i, first, b->n);
-        }
+enum { PARTS = 2 * BLOCK };
+
+K3_INLINE void prefetch_row(const float * row, int64_t dim) {
+    for (int64_t c = 0; c < dim; c += K3_LINE / (int64_t) sizeof(float)) {
+        __builtin_prefetch(row + c);
     }
-    if (h->gate_bounded) {
-        decays(h, true, first, b->n, work->decay);
-    } else {
-        decays(h, false, first, b->n, work->decay);
-    }
-    betas(h, first, b->n, b->beta);
-    normalise(h, b->n, work->qkv, b);
 }
 
-K3_INLINE void kda_run(const struct k3_kda_head * h, kda_delta_fn delta) {
-    struct kda_work work = kda_layout(h);
-    struct kda_block b   = {
-          .head  = h,
-          .dim   = h->dim,
-          .q     = work.qkv[0],
-          .k     = work.qkv[1],
-          .v     = work.qkv[2],
-          .decay = work.decay,
-          .o     = work.o,
-    };
+// Half a token of the inputs of the next block and of what the end of this one needs: rows too far apart for a hardware
+// prefetcher to see them coming.
+K3_INLINE void prefetch_part(const struct kda_block * b, int64_t part) {
+    const struct k3_kda_head * h = b->head;
+    const int64_t now = b->first + part / 2, t = now + BLOCK;
+    if (t >= h->n) {
+        return;
+    }
+    if (part % 2 == 0) {
+        for (int i = 0; i < 3; i++) {
+            prefetch_row(h->x[i] + t * h->x_stride[i], h->dim);
+        }
+    } else {
+        prefetch_row(h->z + t * h->z_stride, h->dim);
+        prefetch_row(h->gate + now * h->gate_stride, h->dim);
+        prefetch_row(h->out + now * h->out_stride, h->dim);
+    }
+}
+
+// Called when the delta rule is through with `rows` rows from `row` on, for a share of the prefetching.
+K3_INLINE void prefetch_behind(const struct kda_block * b, int64_t row, int64_t rows) {
+    for (int64_t part = PARTS * row / b->dim; part < PARTS * (row + rows) / b->dim; part++) {
+        prefetch_part(b, part);
+    }
+}
+
+// ---- delta rule, state in memory: any dim --------------------------------------------------------------------
+
+enum { ROWS = 4 };  // value rows at a time: they share the loads of decay, k and q
+
+// Token t for `rows` <= ROWS value rows from `row` on.
+K3_INLINE void kda_token(const struct kda_block * b, int t, int64_t row, const int rows, const float * in,
+                         float * out) {
+    const int64_t dim  = b->dim;
+    const float *decay = b->decay + t * dim, *k = b->k + t * dim, *q = b->q + t * dim, *v = b->v + t * dim + row;
+    vf u[ROWS] = {{0}, {0}, {0}, {0}}, w[ROWS] = {{0}, {0}, {0}, {0}};
+    for (int64_t j = 0; j < dim; j += LANES) {
+        const vf decay_j = v_load(decay + j), k_j = v_load(k + j), q_j = v_load(q + j);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const vf s = v_load(in + r * dim + j) * decay_j;
+            v_store(out + r * dim + j, s);
+            u[r] = v_fma(s, k_j, u[r]);
+            w[r] = v_fma(s, q_j, w[r]);
+        }
+    }
+    float us[ROWS], ws[ROWS], d[ROWS];
+    v_sum4(u[0], u[1], u[2], u[3], us);
+    v_sum4(w[0], w[1], w[2], w[3], ws);
+    for (int r = 0; r < rows; r++) {
+        d[r]                    = v[r] - b->beta[t] * us[r];
+        b->o[t * dim + row + r] = ws[r] + b->qk[t] * d[r];
+    }
+    for (int64_t j = 0; j < dim; j += LANES) {
+        const vf k_j = v_load(k + j);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            v_store(out + r * dim + j, v_fma(k_j, v_set(d[r]), v_load(out + r * dim + j)));
+        }
+    }
+}
+
+// A state that comes from memory for one token is read row by row, in one stream.
+static inline void kda_delta(const struct kda_block * b, const float * in, float * out) {
+    for (int64_t row = 0; row < b->dim && b->n == 1; row++) {
+        kda_token(b, 0, row, 1, in + row * b->dim, out + row * b->dim);
+    }
+    for (int64_t row = 0; row < b->dim && b->n > 1; row += ROWS) {
+        for (int t = 0; t < b->n; t++) {
+            kda_token(b, t, row, ROWS, (t ? out : in) + row * b->dim, out + row * b->dim);
+        }
+        prefetch_behind(b, row, ROWS);
+    }
+}
+
+// ---- heads -------------------------------------------------------------------------------------------------------
+
+// The n tokens from `first` on of a head, into the rows of `work` from `row` on.
+static void kda_prepare(const struct k3_kda_head * h, const struct kda_work * work, int row, int64_t first, int n,
+                        struct kda_block * b) {
+    const int64_t dim = h->dim, at = row * dim;
+    float * const qkv[3] = {work->qkv[0] + at, work->qkv[1] + at, work->qkv[2] + at};
+
+    *b = (struct kda_block) {.head = h, .dim = dim, .first = first, .n = n, .q = qkv[0], .k = qkv[1], .v = qkv[2]};
+    b->decay = work->decay + at;
+    b->o     = work->o + at;
+    for (int i = 0; i < 3; i++) {
+        for (int64_t c = 0; c < dim && h->conv_width == 4; c += LANES) {
+            convolve_4(h, work, i, first, n, c, qkv[i]);
+        }
+        if (h->conv_width != 4) {
+            convolve(h, work, i, first, n, qkv[i]);
+        }
+    }
+    for (int64_t c = 0; c < dim; c += LANES) {
+        if (h->gate_bounded) {
+            decays(h, true, first, n, c, work->decay + at);
+        } else {
+            decays(h, false, first, n, c, work->decay + at);
+        }
+    }
+    betas(h, first, n, b->beta);
+    normalise(h, n, qkv, b);
+}
+
+K3_INLINE void kda_tokens(const struct k3_kda_head * h, const struct kda_work * work, kda_delta_fn delta) {
+    struct kda_block b;
     for (int64_t first = 0; first < h->n; first += BLOCK) {
-        b.first = first;
-        b.n     = h->n - first < BLOCK ? (int) (h->n - first) : BLOCK;
-        kda_prepare(h, &work, first, &b);
+        kda_prepare(h, work, 0, first, h->n - first < BLOCK ? (int) (h->n - first) : BLOCK, &b);
         delta(&b, first ? h->state_out : h->state_in, h->state_out);
-        finish(h, &b, first);
+        finish(&b);
+    }
+}
+
+// Up to BLOCK heads of one token each.
+K3_INLINE void kda_singles(const struct k3_kda_head * h, int n, const struct kda_work * work, kda_delta_fn delta) {
+    struct kda_block b[BLOCK];
+    for (int i = 0; i < n; i++) {
+        kda_prepare(&h[i], work, i, 0, 1, &b[i]);
+    }
+    for (int i = 0; i < n; i++) {
+        delta(&b[i], h[i].state_in, h[i].state_out);
+    }
+    for (int i = 0; i < n; i++) {
+        finish(&b[i]);
+    }
+}
+
+K3_INLINE void kda_run(const struct k3_kda_head * heads, int n_heads, kda_delta_fn delta) {
+    const struct kda_work work = kda_layout(heads);
+    for (int i = 0, n; i < n_heads; i += n) {
+        for (n = 0; i + n < n_heads && n < BLOCK && heads[i + n].n == 1; n++) {
+        }
+        if (n) {
+            kda_singles(heads + i, n, &work, delta);
+        } else {
+            kda_tokens(heads + i, &work, delta);
+            n = 1;
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 // kda_neon.c - the kernel of kda_impl.h for NEON.
 #include "kda_impl.h"
 
-static void run(const struct k3_kda_head * head) { kda_run(head, kda_delta); }
+static void run(const struct k3_kda_head * heads, int n) { kda_run(heads, n, kda_delta); }
 
 const struct k3_kda_kernels k3_kda_neon = {.scratch = kda_scratch, .run = run};

@@ -45,7 +45,7 @@ static float * numbers(size_t n, float scale) {
 }
 
 // Head h of a layer; T tokens, rows of HEADS * dim channels.
-static void run_head(int64_t layer, int64_t h, int64_t T, int thread) {
+static struct k3_kda_head head_of(int64_t layer, int64_t h, int64_t T, int thread) {
     const int64_t all = HEADS * dim, place = layer * HEADS + h;
     struct k3_kda_head a = {.dim              = dim,
                             .conv_width       = WIDTH,
@@ -74,22 +74,26 @@ static void run_head(int64_t layer, int64_t h, int64_t T, int thread) {
         a.conv[i]      = taps + ((layer * 3 + i) * all + h * dim) * WIDTH;
         a.window_in[i] = a.window_out[i] = window + ((layer * 3 + i) * all + h * dim) * (WIDTH - 1);
     }
-    kernels->run(&a);
+    return a;
+}
+
+// A thread's heads of a layer, as kda.c hands them to the kernel.
+static void run_layer(int64_t layer, int64_t T, int thread) {
+    enum { CALL = 16 };
+    const int64_t end = HEADS * (thread + 1) / n_threads;
+    for (int64_t h = HEADS * thread / n_threads; h < end; h += CALL) {
+        struct k3_kda_head heads[CALL];
+        int n = 0;
+        for (; n < CALL && h + n < end; n++) heads[n] = head_of(layer, h + n, T, thread);
+        kernels->run(heads, n);
+    }
 }
 
 static void decode(int thread) {
-    for (int64_t layer = 0; layer < LAYERS; layer++) {
-        for (int64_t h = HEADS * thread / n_threads; h < HEADS * (thread + 1) / n_threads; h++) {
-            run_head(layer, h, 1, thread);
-        }
-    }
+    for (int64_t layer = 0; layer < LAYERS; layer++) run_layer(layer, 1, thread);
 }
 
-static void prefill(int thread) {
-    for (int64_t h = HEADS * thread / n_threads; h < HEADS * (thread + 1) / n_threads; h++) {
-        run_head(0, h, tokens, thread);
-    }
-}
+static void prefill(int thread) { run_layer(0, tokens, thread); }
 
 static void read_write(int thread) {
     const __m512 m     = _mm512_set1_ps(0.9999f);
