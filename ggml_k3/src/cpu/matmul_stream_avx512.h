@@ -49,12 +49,9 @@ K3_STREAM_INLINE void k3_transpose_16x16(const __m512i rows[16], __m512i columns
     }
 }
 
-// The forms for the types.
-size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens);  // Q8_0, MXFP4; the others need none
+// For the types in blocks; the file of k3_matmul_stream_avx512 has the others, which need no scratch.
+size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens);
 void k3_matmul_stream_mxfp4_avx512(const struct k3_matmul_args * args);
 void k3_matmul_stream_q8_0_avx512(const struct k3_matmul_args * args);
-void k3_matmul_stream_bf16_avx512(const struct k3_matmul_args * args);
-void k3_matmul_stream_f16_avx512(const struct k3_matmul_args * args);
-void k3_matmul_stream_f32_avx512(const struct k3_matmul_args * args);
 
 #endif

@@ -8,9 +8,12 @@
 #include "matmul_stream_avx512.h"
 
 enum {
-    BLOCK = 32,  // weights
-    STRIP = 16,  // blocks
-    PIECE = 68,  // bytes: 4 blocks of MXFP4 or 2 of Q8_0
+    BLOCK = 32,     // weights
+    STRIP = 16,     // blocks
+    PIECE = 68,     // bytes: 4 blocks of MXFP4 or 2 of Q8_0
+    AHEAD = 10240,  // bytes, besides two rows, between the prefetch and the use where memory is read row by row
+    PANEL = 16,     // strips times tokens whose sums, 1 KB each, stay in the level 1 cache
+    LONG  = 256,    // rows
 };
 
 // A token's activations of one strip, in the order of the weights' vectors.
@@ -23,18 +26,23 @@ struct strip_acts {
 struct job {
     const struct k3_matmul_args * args;
     int64_t blocks, strips;
+    int64_t panel;                   // strips whose sums are made before they are used
     size_t quants;                   // bytes of q in an act row
+    const uint8_t * ahead;           // what to prefetch next
+    const uint8_t * end;             // of the rows
     const struct strip_acts * acts;  // [tokens][strips]
-    __m512i * sums;    // [tokens][16 rows]: integer dot products of a strip, lanes in the order of lane_of
-    __m512 * y;        // [tokens], lanes = rows
-    uint8_t * scales;  // MXFP4 [4][4][16], Q8_0 [2][4][4][16]: 16 bytes of row i + 4 j at [i][j]
+    __m512i * sums;                  // [panel][tokens][16 rows]: integer dot products, lanes in the order of lane_of
+    __m512 * y;                      // [tokens], lanes = rows
+    uint8_t * scales;                // [panel][1 (MXFP4) or 2][4][4][16]: 16 bytes of row i + 4 j at [i][j]
 };
 
 // Constants of a type; they fold away, as `type` is a constant wherever these are called.
 #define IS_MXFP4(type) ((type) == GGML_TYPE_MXFP4)
 #define BLOCK_BYTES(type) (IS_MXFP4(type) ? 17 : 34)
 #define PIECE_BLOCKS(type) (IS_MXFP4(type) ? 4 : 2)
-#define SCALES(type) (IS_MXFP4(type) ? 1 : 2)  // times 16 bytes for one strip of one row
+#define SCALES(type) (IS_MXFP4(type) ? 1 : 2)       // times 16 bytes for one strip of one row
+#define SUM_LINES(type) (IS_MXFP4(type) ? 7 : 14)   // to prefetch with the sums of a strip of two rows ...
+#define ADD_LINES(type) (IS_MXFP4(type) ? 12 : 24)  // ... and when a strip of sixteen is added: together 16 strips
 #define BIAS(type) (IS_MXFP4(type) ? 12 : 128)
 
 // The lane of a strip's sums that belongs to a block. Pieces are the lanes of a quarter. A piece's last 16 bytes of
@@ -79,10 +87,12 @@ K3_STREAM_INLINE void load_pieces(enum ggml_type type, const uint8_t * p, int bl
     _mm_store_si128((void *) scales, _mm512_castsi512_si128(v[3]));
     // The last 4 bytes of piece q are dword q of the 16 bytes at 64 (q + 1).
     __m128i last = _mm512_castsi512_si128(v[3]);
-    if (blocks >= PIECE_BLOCKS(type) * 1) last = _mm_blend_epi32(last, _mm_loadu_si128((const void *) (p + 64)), 1);
-    if (blocks >= PIECE_BLOCKS(type) * 2) last = _mm_blend_epi32(last, _mm_loadu_si128((const void *) (p + 128)), 2);
-    if (blocks >= PIECE_BLOCKS(type) * 3) last = _mm_blend_epi32(last, _mm_loadu_si128((const void *) (p + 192)), 4);
-    if (blocks >= PIECE_BLOCKS(type) * 4) last = _mm_blend_epi32(last, _mm_loadu_si128((const void *) (p + 256)), 8);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; q++) {
+        if (blocks >= PIECE_BLOCKS(type) * (q + 1)) {
+            last = _mm_mask_loadu_epi32(last, (__mmask8) (1 << q), p + 64 * (q + 1));
+        }
+    }
     v[3] = _mm512_mask_mov_epi32(v[3], 0x000f, _mm512_castsi128_si512(last));
 }
 
@@ -113,13 +123,16 @@ K3_STREAM_INLINE void dot4(__m512i * acc, __m512i w, __m512i x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*acc) : "v"(w), "v"(x));
 }
 
-// The integer dot products of one strip of two rows with every token's activations; sums: of the first of the rows.
+// The integer dot products of one strip of two rows with every token's activations. slot: of the strip in its panel.
 K3_STREAM_INLINE void two_rows_sums(const struct job * job, enum ggml_type type, const uint8_t * const p[2], int blocks,
-                                    int row, const struct strip_acts * acts, __m512i * sums) {
+                                    int row, int64_t strip, int64_t slot) {
+    const struct strip_acts * acts = job->acts + strip;
+    __m512i * sums                 = job->sums + slot * job->args->n_tokens * K3_STREAM_ROWS + row;
+    uint8_t * scales               = job->scales + slot * SCALES(type) * 256 + row / 4 * 16;
     __m512i w[2][8];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
-        load_strip(type, p[i], blocks, w[i], job->scales + (row + i) % 4 * 64 + row / 4 * 16);
+        load_strip(type, p[i], blocks, w[i], scales + (row + i) % 4 * 64);
     }
     for (int64_t t = 0; t < job->args->n_tokens; t++, acts += job->strips, sums += K3_STREAM_ROWS) {
         __m512i acc[2], other[2];
@@ -148,16 +161,29 @@ K3_STREAM_INLINE void two_rows_sums(const struct job * job, enum ggml_type type,
     }
 }
 
-// The integer dot products of one strip of up to sixteen rows. Meanwhile a piece of the next rows is prefetched.
-K3_STREAM_INLINE void strip_sums(const struct job * job, enum ggml_type type, const uint8_t * w, int rows, int blocks,
-                                 const struct strip_acts * acts, const uint8_t * next) {
-    const size_t stride = job->args->row_bytes;
-    for (int row = 0; row < rows; row += 2, w += 2 * stride, next += 2 * STRIP * BLOCK_BYTES(type)) {
+// Goes on with the linear prefetch.
+K3_STREAM_INLINE void prefetch_lines(struct job * job, int lines) {
+    if (job->ahead < job->end) k3_stream_prefetch(job->ahead, 64 * (size_t) lines);
+    job->ahead += 64 * lines;
+}
+
+// The integer dot products of a panel of up to sixteen rows, strips `from` to `to`.
+K3_STREAM_INLINE void panel_sums(struct job * job, enum ggml_type type, const uint8_t * w, int rows, int64_t from,
+                                 int64_t to) {
+    const size_t stride = job->args->row_bytes, bytes = STRIP * BLOCK_BYTES(type);
+    w += (size_t) from * bytes;
+    for (int row = 0; row < rows; row += 2, w += 2 * stride) {
         const uint8_t * p[2] = {w, row + 1 < rows ? w + stride : w};
-        for (int i = 0; i < 2 * STRIP * BLOCK_BYTES(type); i += 64) {
-            _mm_prefetch((const char *) next + i, _MM_HINT_T1);
+        for (int64_t s = from; s < to; s++, p[0] += bytes, p[1] += bytes) {
+            const int64_t blocks = job->blocks - s * STRIP;
+            if (blocks >= STRIP) {
+                prefetch_lines(job, SUM_LINES(type));
+                two_rows_sums(job, type, p, STRIP, row, s, s - from);
+            } else {
+                prefetch_lines(job, (int) blocks * BLOCK_BYTES(type) / 32);
+                two_rows_sums(job, type, p, (int) blocks, row, s, s - from);
+            }
         }
-        two_rows_sums(job, type, p, blocks, row, acts, job->sums + row);
     }
 }
 
@@ -185,9 +211,9 @@ K3_STREAM_INLINE void load_scales(enum ggml_type type, const uint8_t * scales, _
     }
 }
 
-// y += the blocks of one strip, lanes = rows
-K3_STREAM_INLINE __m512 add_strip(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
-                                  const float * d, int blocks, __m512 y) {
+// y + the blocks of one strip, lanes = rows
+K3_STREAM_INLINE __m512 add_blocks(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
+                                   const float * d, int blocks, __m512 y) {
     __m512i column[STRIP];
     k3_transpose_16x16(sums, column);
 #pragma GCC unroll 16
@@ -200,42 +226,48 @@ K3_STREAM_INLINE __m512 add_strip(enum ggml_type type, const __m512i sums[K3_STR
     return y;
 }
 
-// One strip of up to sixteen rows.
-K3_STREAM_INLINE void add_strips(const struct job * job, enum ggml_type type, const uint8_t * w, int rows,
-                                 int64_t strip, int blocks, const uint8_t * next) {
-    strip_sums(job, type, w, rows, blocks, job->acts + strip, next);
+// Adds one strip of up to sixteen rows to the tokens' results.
+K3_STREAM_INLINE void add_strip(const struct job * job, enum ggml_type type, int64_t strip, int64_t slot, int blocks) {
+    const int64_t n = job->args->n_tokens;
     __m512 scale[STRIP];
-    load_scales(type, job->scales, scale);
+    load_scales(type, job->scales + slot * SCALES(type) * 256, scale);
     const size_t offset = job->quants + (size_t) strip * STRIP * sizeof(float);
-    for (int64_t t = 0; t < job->args->n_tokens; t++) {
+    for (int64_t t = 0; t < n; t++) {
         const float * d = (const float *) (const void *) ((const char *) job->args->acts[t] + offset);
-        job->y[t]       = add_strip(type, job->sums + t * K3_STREAM_ROWS, scale, d, blocks, job->y[t]);
+        job->y[t]       = add_blocks(type, job->sums + (slot * n + t) * K3_STREAM_ROWS, scale, d, blocks, job->y[t]);
     }
 }
 
 // The results of up to sixteen rows.
-K3_STREAM_INLINE void sixteen_rows(const struct job * job, enum ggml_type type, const uint8_t * w, int64_t first,
-                                   int rows, const uint8_t * next) {
+K3_STREAM_INLINE void sixteen_rows(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows) {
     const struct k3_matmul_args * args = job->args;
     for (int64_t t = 0; t < args->n_tokens; t++) {
         job->y[t] = _mm512_setzero_ps();
     }
-    for (int64_t s = 0; s < job->blocks / STRIP; s++) {
-        add_strips(job, type, w, rows, s, STRIP, next);
-        w += STRIP * BLOCK_BYTES(type);
-        next += K3_STREAM_ROWS * STRIP * BLOCK_BYTES(type);
+    for (int64_t from = 0; from < job->strips; from += job->panel) {
+        const int64_t to = from + job->panel < job->strips ? from + job->panel : job->strips;
+        panel_sums(job, type, w, rows, from, to);
+        for (int64_t s = from; s < to; s++) {
+            const int64_t blocks = job->blocks - s * STRIP;
+            if (blocks >= STRIP) {
+                prefetch_lines(job, ADD_LINES(type));
+                add_strip(job, type, s, s - from, STRIP);
+            } else {
+                add_strip(job, type, s, s - from, (int) blocks);
+            }
+        }
     }
-    const int rest = (int) (job->blocks % STRIP);
-    if (rest > 0) add_strips(job, type, w, rows, job->strips - 1, rest, next);
     for (int64_t t = 0; t < args->n_tokens; t++) {
         _mm512_mask_storeu_ps(args->y[t] + first, (__mmask16) ((1 << rows) - 1), job->y[t]);
     }
 }
 
+static int64_t strips_of(int64_t k) { return (k + BLOCK * STRIP - 1) / (BLOCK * STRIP); }
+
 // A token's activations in the order of the weights.
 K3_STREAM_INLINE void order_acts(enum ggml_type type, const int8_t * act, int64_t k, struct strip_acts * strips) {
     const size_t quants = (size_t) (k + 127) / 128 * 128;
-    const int64_t n     = (k + BLOCK * STRIP - 1) / (BLOCK * STRIP);
+    const int64_t n     = strips_of(k);
     const int32_t * sum = (const int32_t *) (const void *) (act + quants) + STRIP * n;  // behind q and d
     for (int64_t s = 0; s < n; s++, sum += STRIP) {
 #pragma GCC unroll 2
@@ -258,35 +290,50 @@ K3_STREAM_INLINE void order_acts(enum ggml_type type, const int8_t * act, int64_
     }
 }
 
+// The most strips of a panel.
+static int64_t panel_strips(int64_t strips, int64_t n_tokens) { return strips * n_tokens <= PANEL ? strips : 1; }
+
+// The strips of a panel of this call: all, so that memory is read row by row, or one, where the sums of all would need
+// too much cache. The latter needs the next sixteen rows to be prefetched: the first ones cost time, which many rows
+// make good, and which Q8_0 then gains.
+K3_STREAM_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum ggml_type type, int64_t strips) {
+    return !IS_MXFP4(type) && args->last - args->first >= LONG ? 1 : panel_strips(strips, args->n_tokens);
+}
+
 K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type type) {
-    const size_t n           = (size_t) args->n_tokens;
-    const int64_t strips     = (args->k + BLOCK * STRIP - 1) / (BLOCK * STRIP);
+    const int64_t n = args->n_tokens, strips = strips_of(args->k), panel = choose_panel(args, type, strips);
+    const size_t stride      = args->row_bytes;
+    const uint8_t * w        = (const uint8_t *) args->w + (size_t) args->first * stride;
     struct strip_acts * acts = args->scratch;
-    __m512i * sums           = (__m512i *) (void *) (acts + n * (size_t) strips);
-    const struct job job     = {.args   = args,
+    __m512i * sums           = (__m512i *) (void *) (acts + n * strips);
+    __m512 * y               = (__m512 *) (void *) (sums + panel * n * K3_STREAM_ROWS);
+    struct job job           = {.args   = args,
                                 .blocks = args->k / BLOCK,
                                 .strips = strips,
+                                .panel  = panel,
                                 .quants = (size_t) (args->k + 127) / 128 * 128,
+                                .ahead  = w,
+                                .end    = (const uint8_t *) args->w + (size_t) args->last * stride,
                                 .acts   = acts,
                                 .sums   = sums,
-                                .y      = (__m512 *) (void *) (sums + n * K3_STREAM_ROWS),
-                                .scales = (uint8_t *) (void *) (sums + n * K3_STREAM_ROWS + n)};
-    for (size_t t = 0; t < n; t++) {
-        order_acts(type, args->acts[t], args->k, acts + t * (size_t) strips);
+                                .y      = y,
+                                .scales = (uint8_t *) (void *) (y + n)};
+    const size_t distance    = panel == strips ? AHEAD + 2 * stride : K3_STREAM_ROWS * stride;
+    prefetch_lines(&job, (int) (distance / 64));
+    for (int64_t t = 0; t < n; t++) {
+        order_acts(type, args->acts[t], args->k, acts + t * strips);
     }
-    const size_t group = K3_STREAM_ROWS * args->row_bytes;
-    const uint8_t * w  = (const uint8_t *) args->w + (size_t) args->first * args->row_bytes;
-    for (int64_t row = args->first; row < args->last; row += K3_STREAM_ROWS, w += group) {
+    for (int64_t row = args->first; row < args->last; row += K3_STREAM_ROWS, w += K3_STREAM_ROWS * stride) {
         const int64_t left = args->last - row;
-        const int rows     = left < K3_STREAM_ROWS ? (int) left : K3_STREAM_ROWS;
-        if (row == args->first) k3_stream_prefetch(w, (size_t) rows * args->row_bytes);
-        sixteen_rows(&job, type, w, row, rows, left > K3_STREAM_ROWS ? w + group : w);
+        job.ahead          = w + distance;
+        sixteen_rows(&job, type, w, row, left < K3_STREAM_ROWS ? (int) left : K3_STREAM_ROWS);
     }
 }
 
 size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens) {
-    const size_t n = (size_t) n_tokens, strips = (size_t) (k + BLOCK * STRIP - 1) / (BLOCK * STRIP);
-    return n * strips * sizeof(struct strip_acts) + n * (K3_STREAM_ROWS + 1) * sizeof(__m512i) + 512;
+    const size_t n = (size_t) n_tokens, strips = (size_t) strips_of(k);
+    const size_t panel = (size_t) panel_strips((int64_t) strips, n_tokens);
+    return n * strips * sizeof(struct strip_acts) + (panel * K3_STREAM_ROWS + 1) * n * sizeof(__m512i) + panel * 512;
 }
 
 void k3_matmul_stream_mxfp4_avx512(const struct k3_matmul_args * args) { stream(args, GGML_TYPE_MXFP4); }
