@@ -63,28 +63,39 @@ K3_INLINE float v_sum(vf v) {
     return lane[0];
 }
 
-// exp(x): relative error below 2e-7; 0 below -86.6, inf above 88.7, NaN for NaN.
+// Polynomial of exp(r), |r| <= ln(2) / 2, for v_exp
+K3_INLINE vf v_exp_polynomial(vf r) {
+    vf p = v_set(1.0f / 720);
+    p    = v_fma(p, r, v_set(1.0f / 120));
+    p    = v_fma(p, r, v_set(1.0f / 24));
+    p    = v_fma(p, r, v_set(1.0f / 6));
+    p    = v_fma(p, r, v_set(0.5f));
+    p    = v_fma(p, r, v_set(1.0f));
+    return v_fma(p, r, v_set(1.0f));
+}
+
+// exp(x): relative error below 3e-7; 0 from -86.6 (AVX-512: -104) on, inf from 88.8 on, NaN for NaN.
 K3_INLINE vf v_exp(vf x) {
+    const vf log2_e = v_set(1.44269504f), ln2_high = v_set(-0.693145752f), ln2_low = v_set(-1.42860677e-6f);
+#if defined(__AVX512F__)
+    // max and min return their second operand where one is NaN
+    const vf y = _mm512_min_ps(v_set(89.0f), _mm512_max_ps(v_set(-104.0f), x));
+    const vf n = _mm512_roundscale_ps(y * log2_e, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_scalef_ps(v_exp_polynomial(v_fma(n, ln2_low, v_fma(n, ln2_high, y))), n);
+#else
     const vf magic = v_set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const vf low = v_set(-86.6f), high = v_set(88.7f);
     const vf y    = v_min(v_max(x, low), high);
-    const vf t    = v_fma(y, v_set(1.44269504f), magic);
+    const vf t    = v_fma(y, log2_e, magic);
     const vf n    = t - magic;
-    vf r          = v_fma(n, v_set(-0.693145752f), y);
-    r             = v_fma(n, v_set(-1.42860677e-6f), r);
-    vf p          = v_set(1.0f / 720);
-    p             = v_fma(p, r, v_set(1.0f / 120));
-    p             = v_fma(p, r, v_set(1.0f / 24));
-    p             = v_fma(p, r, v_set(1.0f / 6));
-    p             = v_fma(p, r, v_set(0.5f));
-    p             = v_fma(p, r, v_set(1.0f));
-    p             = v_fma(p, r, v_set(1.0f));
+    const vf p    = v_exp_polynomial(v_fma(n, ln2_low, v_fma(n, ln2_high, y)));
     // n reaches 128 where 2^n is no float: 2^(n-1) * 2
     const vi half = ((vi) t - (vi) magic - 1 + 127) << 23;
     vf result     = p * (vf) half * v_set(2.0f);
     result        = v_select((vi) (x < low), v_set(0.0f), result);
     result        = v_select((vi) (x > high), v_set(__builtin_inff()), result);
     return v_select((vi) (x != x), x, result);
+#endif
 }
 
 K3_INLINE vf v_sigmoid(vf x) { return v_set(1.0f) / (v_set(1.0f) + v_exp(-x)); }
