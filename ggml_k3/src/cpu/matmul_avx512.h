@@ -8,7 +8,8 @@
 // Up to this many tokens the stream form is the faster one.
 enum { K3_STREAM_TOKENS = 8 };
 
-// Stream: lanes are rows of the matrix; weights are read once, at the rate of memory. 1 <= n_tokens <= K3_STREAM_TOKENS.
+// Stream: lanes are rows; weights are read once, at the rate of memory. 1 <= n_tokens <= K3_STREAM_TOKENS. Fastest with
+// many rows in a call: each call starts the stream from memory anew.
 size_t k3_matmul_stream_scratch_avx512(enum ggml_type type, int64_t k, int64_t n_tokens);
 void k3_matmul_stream_avx512(const struct k3_matmul_args * args);
 

@@ -1,7 +1,7 @@
 // matmul_stream_q_avx512.c - the stream form of y = W x for weights in blocks of 32 with a scale: MXFP4 and Q8_0.
 //
-// Sixteen rows are finished together, in two phases. First the exact integer dot products of all blocks, row by row,
-// so that memory is read as one linear stream. A strip of 16 blocks is cut into pieces of 68 bytes; a permutation of a
+// Sixteen rows are finished together, in two phases. First the exact integer dot products of the blocks, row by row. A
+// strip of 16 blocks is cut into pieces of 68 bytes; a permutation of a
 // piece's bytes puts the scales aside, and a transposition of four pieces makes vectors with one dword of each block,
 // so that no sum is across lanes. Then the integers are transposed so that lanes are rows, for the floating-point sum
 // over the blocks in ascending order.
@@ -13,7 +13,7 @@ enum {
     PIECE = 68,     // bytes: 4 blocks of MXFP4 or 2 of Q8_0
     AHEAD = 10240,  // bytes, besides two rows, between the prefetch and the use where memory is read row by row
     PANEL = 16,     // strips times tokens whose sums, 1 KB each, stay in the level 1 cache
-    LONG  = 256,    // rows
+    LONG  = 256,    // rows of a call from which Q8_0 takes one strip at a time
 };
 
 // A token's activations of one strip, in the order of the weights' vectors.
@@ -293,9 +293,9 @@ K3_STREAM_INLINE void order_acts(enum ggml_type type, const int8_t * act, int64_
 // The most strips of a panel.
 static int64_t panel_strips(int64_t strips, int64_t n_tokens) { return strips * n_tokens <= PANEL ? strips : 1; }
 
-// The strips of a panel of this call: all, so that memory is read row by row, or one, where the sums of all would need
-// too much cache. The latter needs the next sixteen rows to be prefetched: the first ones cost time, which many rows
-// make good, and which Q8_0 then gains.
+// The strips of a panel of this call. All: memory is read row by row, little ahead. One, where the sums of all would
+// need too much cache: it is read sixteen rows ahead, which costs a call the time of its first sixteen rows. For Q8_0
+// that is the faster way when the rows are many.
 K3_STREAM_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum ggml_type type, int64_t strips) {
     return !IS_MXFP4(type) && args->last - args->first >= LONG ? 1 : panel_strips(strips, args->n_tokens);
 }
