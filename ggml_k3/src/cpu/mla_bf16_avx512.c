@@ -1,7 +1,8 @@
-// mla_bf16_avx512.c - attention with the bf16 dot product of AVX-512. Queries of a panel are the lanes in Q K^T, where
-// pairs of a key's elements are broadcast from the cache as it lies; in P V columns are the lanes, where pairs of
-// probabilities are broadcast and pairs of positions lie side by side in a copy of the tile. A Q8_0 tile is rounded to
-// bf16 first: 8-bit queries would be faster, but their error is ten times that of bf16.
+// mla_bf16_avx512.c - attention with the bf16 dot product of AVX-512. In Q K^T of many queries they are the lanes, and
+// pairs of a key's elements are broadcast from the cache as it lies; of few queries the keys are the lanes, transposed in
+// registers, and pairs of a query's elements are broadcast. In P V columns are the lanes, where pairs of probabilities
+// are broadcast and two rows are woven into pairs of positions in registers. A Q8_0 tile is rounded to bf16 first: 8-bit
+// queries would be faster, but their error is ten times that of bf16.
 #include "mla_bf16.h"
 #include "simd.h"
 
@@ -10,26 +11,26 @@
 enum {
     TILE        = 128,  // positions
     MAX_VECTORS = K3_MLA_ROWS / LANES,
-    MAX_QK_ROWS = 12,
-    HALF        = 0,  // "vectors" of a panel of at most 8 rows: half a vector
-    HALF_LANES  = 8,
-    PV_ROWS     = 6,
-    SLAB        = 64,  // columns of the copy that lie together, as 4 vectors of pairs; the last may have 32
-    STEP        = 32,  // columns; elements of one vector of bf16
+    MAX_QK_ROWS = 8,
+    FEW         = 0,  // "vectors" of a panel of at most FEW_ROWS rows: keys are lanes
+    FEW_ROWS    = 12,
+    QUAD        = 4,  // pairs of a key that are transposed together
+    PV_ROWS     = 12,
+    PV_VECTORS  = 2,
+    STEP        = 32,  // elements of one vector of bf16; columns of a block
     LINE        = 16,  // pairs of elements in a cache line
     LINE_BYTES  = 64,
     Q8_BLOCK    = 32,
 };
 
 // Keys at once against nv vectors of queries: as many accumulators as the registers hold.
-#define QK_ROWS(nv) ((nv) > 4 ? 4 : (nv) == 4 ? 6 : (nv) > 0 ? 8 : 12)
+#define QK_ROWS(nv) ((nv) > 4 ? 4 : (nv) == 4 ? 6 : 8)
 
 struct memory {
-    uint32_t * q;     // [width / 2][lanes], lanes 8 for HALF: pairs of bf16
-    uint16_t * keys;  // [TILE][key_stride]: a Q8_0 tile in bf16
-    uint32_t * v;     // [TILE / 2][columns of a slab]: pairs of bf16
-    float * s;        // [TILE + MAX_QK_ROWS][lanes]: scores
-    uint32_t * p;     // [TILE / 2][lanes]: pairs of bf16
+    uint32_t * q;     // [width / 2][lanes], few: [width / 2][rows]: pairs of bf16
+    uint16_t * keys;  // [TILE][key_stride]: a tile in bf16 that the cache does not hold as needed
+    float * s;        // [TILE + MAX_QK_ROWS][lanes], few: [rows][TILE]: scores
+    uint32_t * p;     // [TILE / 2][lanes], few: [rows][TILE / 2]: pairs of bf16
     float *m, *l;     // [lanes]
     float * f;        // [lanes]: rescaling of a tile
     int32_t * end;    // [lanes]: position relative to the tile
@@ -44,17 +45,16 @@ static int64_t key_stride(int64_t width, int64_t n_latent) {
 }
 
 size_t k3_mla_bf16_scratch(enum ggml_type type, int64_t n_latent, int64_t width) {
-    const int64_t keys  = type == GGML_TYPE_Q8_0 ? TILE * key_stride(width, n_latent) / 2 : 0;
-    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) + keys + TILE / 2 * SLAB +
-                          (TILE + MAX_QK_ROWS + TILE / 2 + 4) * K3_MLA_ROWS;
+    (void) type;
+    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) +
+                          TILE * key_stride(width, n_latent) / 2 + (TILE + MAX_QK_ROWS + TILE / 2 + 4) * K3_MLA_ROWS;
     return (size_t) words * sizeof(uint32_t);
 }
 
 static struct memory memory_of(const struct k3_mla_panel * panel, void * scratch) {
     struct memory a;
     a.q    = scratch;
-    a.v    = a.q + K3_MLA_ROWS * ((panel->width / 2 + LANES - 1) / LANES * LANES);
-    a.s    = (float *) (a.v + TILE / 2 * SLAB);
+    a.s    = (float *) (a.q + K3_MLA_ROWS * ((panel->width / 2 + LANES - 1) / LANES * LANES));
     a.m    = a.s + (TILE + MAX_QK_ROWS) * K3_MLA_ROWS;
     a.l    = a.m + K3_MLA_ROWS;
     a.f    = a.l + K3_MLA_ROWS;
@@ -65,8 +65,12 @@ static struct memory memory_of(const struct k3_mla_panel * panel, void * scratch
 }
 
 static int vectors_of(const struct k3_mla_panel * panel) {
-    return panel->n_rows <= HALF_LANES ? HALF : (panel->n_rows + LANES - 1) / LANES;
+    const bool few = panel->n_rows <= FEW_ROWS && panel->width % (2 * QUAD) == 0;
+    return few ? FEW : (panel->n_rows + LANES - 1) / LANES;
 }
+
+// Queries that are computed for a panel of n, at most FEW_ROWS.
+static int few_rows(int n) { return n <= 8 ? (n + 1) / 2 * 2 : (n + 3) / 4 * 4; }
 
 // ---- queries ---------------------------------------------------------------------------------------------
 
@@ -113,9 +117,9 @@ static void transpose(__m512i * a) {
 
 void k3_mla_bf16_pack(const struct k3_mla_panel * panel, void * scratch) {
     const struct memory a = memory_of(panel, scratch);
-    const int vectors     = vectors_of(panel);
-    const int64_t pairs   = panel->width / 2;
-    const vf factor       = v_set((float) (panel->scale * 1.4426950408889634));
+    const int vectors = vectors_of(panel), few = few_rows(panel->n_rows);
+    const int64_t pairs = panel->width / 2;
+    const vf factor     = v_set((float) (panel->scale * 1.4426950408889634));
     for (int64_t first = 0; first < pairs; first += LANES) {
         for (int v = 0; v < (vectors ? vectors : 1); v++) {
             __m512i x[LANES];
@@ -130,8 +134,8 @@ void k3_mla_bf16_pack(const struct k3_mla_panel * panel, void * scratch) {
             }
             transpose(x);
             for (int64_t i = 0; i < LANES && first + i < pairs; i++) {
-                if (vectors == HALF) {
-                    memcpy(a.q + (first + i) * HALF_LANES, &x[i], HALF_LANES * sizeof(*a.q));
+                if (vectors == FEW) {
+                    memcpy(a.q + (first + i) * few, &x[i], (size_t) few * sizeof(*a.q));
                 } else {
                     memcpy(a.q + ((first + i) * vectors + v) * LANES, &x[i], sizeof(x[i]));
                 }
@@ -184,56 +188,96 @@ K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t 
     }
 }
 
-// The same for 8 queries; the other lanes of s are 0.
-K3_INLINE void qk_half_block(const uint32_t * q, const uint32_t * const * k, int64_t pairs, const char * ahead,
-                             float * s) {
-    __m256 c[MAX_QK_ROWS];
-#pragma GCC unroll 16
-    for (int i = 0; i < MAX_QK_ROWS; i++) {
-        c[i] = _mm256_setzero_ps();
+// k[d]: pair d of 16 keys from `key` on, d < QUAD.
+K3_INLINE void key_quad(const uint16_t * key, int64_t stride, __m512i * k) {
+    __m512i x[QUAD], y[QUAD];
+#pragma GCC unroll 4
+    for (int i = 0; i < QUAD; i++, key += stride) {
+        x[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *) key));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, _mm_loadu_si128((const __m128i *) (key + 4 * stride)));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, _mm_loadu_si128((const __m128i *) (key + 8 * stride)));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, _mm_loadu_si128((const __m128i *) (key + 12 * stride)));
     }
-    for (int64_t start = 0; start < pairs; start += LINE) {
-        const int64_t stop = start + LINE < pairs ? start + LINE : pairs;
+#pragma GCC unroll 2
+    for (int i = 0; i < QUAD; i += 2) {
+        y[i]     = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        k[2 * i]     = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        k[2 * i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+    }
+}
+
+// The same for few queries: s[rows][TILE], keys in `blocks` of 16.
+K3_INLINE void qk_few_block(const uint32_t * q, const uint16_t * key, int64_t stride, int64_t pairs, const char * ahead,
+                            float * s, int rows, int blocks) {
+    vf c[2][FEW_ROWS];
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; b++) {
 #pragma GCC unroll 16
-        for (int i = 0; i < MAX_QK_ROWS / 2; i++, ahead += LINE_BYTES) {
-            __builtin_prefetch(ahead);
+        for (int i = 0; i < rows; i++) {
+            c[b][i] = (vf) {0};
         }
-        for (int64_t d = start; d < stop; d++, q += HALF_LANES) {
-            const __m256i x = _mm256_load_si256((const __m256i *) q);
+    }
+    for (int64_t d = 0; d < pairs; d += QUAD, q += QUAD * rows) {
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; b++, ahead += 2 * LINE_BYTES) {
+            __m512i k[QUAD];
+            __builtin_prefetch(ahead);
+            __builtin_prefetch(ahead + LINE_BYTES);
+            key_quad(key + b * LANES * stride + 2 * d, stride, k);
+#pragma GCC unroll 4
+            for (int e = 0; e < QUAD; e++) {
 #pragma GCC unroll 16
-            for (int i = 0; i < MAX_QK_ROWS; i++) {
-                c[i] = _mm256_dpbf16_ps(c[i], (__m256bh) x, (__m256bh) _mm256_set1_epi32((int) k[i][d]));
+                for (int i = 0; i < rows; i++) {
+                    const __m512i x = _mm512_set1_epi32((int) q[e * rows + i]);
+                    c[b][i]         = _mm512_dpbf16_ps(c[b][i], (__m512bh) x, (__m512bh) k[e]);
+                }
             }
         }
     }
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; b++) {
 #pragma GCC unroll 16
-    for (int i = 0; i < MAX_QK_ROWS; i++) {
-        _mm512_store_ps(s + i * LANES, _mm512_zextps256_ps512(c[i]));
+        for (int i = 0; i < rows; i++) {
+            _mm512_store_ps(s + i * TILE + b * LANES, c[b][i]);
+        }
+    }
+}
+
+K3_INLINE void qk_few(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width,
+                      const char * ahead, int rows) {
+    const int blocks = rows > 4 ? 1 : 2;
+    for (int j = 0; j < n; j += blocks * LANES, ahead += blocks * LANES * width) {
+        qk_few_block(a->q, keys + j * stride, stride, width / 2, ahead, a->s + j, rows, blocks);
     }
 }
 
 K3_INLINE void qk_vectors(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width,
                           const char * ahead, int nv) {
-    const int rows = QK_ROWS(nv), lanes = (nv ? nv : 1) * LANES;
+    const int rows = QK_ROWS(nv);
     for (int j = 0; j < n; j += rows, ahead += rows * width) {
         const uint32_t * k[MAX_QK_ROWS];
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             k[i] = (const uint32_t *) (keys + (j + i < n ? j + i : n - 1) * stride);
         }
-        if (nv == HALF) {
-            qk_half_block(a->q, k, width / 2, ahead, a->s + j * lanes);
-        } else {
-            qk_block(a->q, k, width / 2, ahead, a->s + j * lanes, rows, nv);
-        }
+        qk_block(a->q, k, width / 2, ahead, a->s + j * nv * LANES, rows, nv);
     }
 }
 
-// Scores of n keys; the rows of s up to the next multiple of QK_ROWS are written too.
+// Scores of n keys; those of s up to the next multiple of the keys at once are written too, and for few queries keys
+// up to there are read.
 static void qk_tile(const struct memory * a, const uint16_t * keys, int64_t stride, int n, int64_t width,
-                    const char * ahead, int vectors) {
-    switch (vectors) {
-        case HALF: qk_vectors(a, keys, stride, n, width, ahead, HALF); break;
+                    const char * ahead, int vectors, int few) {
+    switch (vectors ? vectors : -few) {
+        case -2: qk_few(a, keys, stride, n, width, ahead, 2); break;
+        case -4: qk_few(a, keys, stride, n, width, ahead, 4); break;
+        case -6: qk_few(a, keys, stride, n, width, ahead, 6); break;
+        case -8: qk_few(a, keys, stride, n, width, ahead, 8); break;
+        case -12: qk_few(a, keys, stride, n, width, ahead, 12); break;
         case 1: qk_vectors(a, keys, stride, n, width, ahead, 1); break;
         case 2: qk_vectors(a, keys, stride, n, width, ahead, 2); break;
         case 3: qk_vectors(a, keys, stride, n, width, ahead, 3); break;
@@ -297,39 +341,67 @@ K3_INLINE void softmax_tile(const struct memory * a, int n, int vectors, bool ma
     }
 }
 
+// The same for few queries. Lanes are positions; the sum over them is taken in their order all the same.
+static void softmax_few(const struct memory * a, int n, int n_rows) {
+    enum { CHAINS = 8 };  // sums of rows beside each other
+    const vf nothing    = v_set(-__builtin_inff());
+    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int row = 0; row < n_rows; row++) {
+        float * s             = a->s + row * TILE;
+        const __m512i visible = _mm512_set1_epi32(a->end[row] < n ? a->end[row] + 1 : n);
+        const vf m            = v_set(a->m[row]);
+        vf top                = m;
+        for (int j = 0; j < n; j += LANES) {
+            const __mmask16 seen = _mm512_cmpgt_epi32_mask(visible, _mm512_add_epi32(count, _mm512_set1_epi32(j)));
+            vf x                 = _mm512_load_ps(s + j);
+            x                    = _mm512_mask_blend_ps(seen, nothing, v_fma(x, (vf) {0}, x));  // NaN unless finite
+            _mm512_store_ps(s + j, x);
+            top = _mm512_max_ps(x, top);  // the second one where x is NaN
+        }
+        top        = v_set(_mm512_reduce_max_ps(top));
+        const vf f = exp2_of(m - top);
+        for (int j = 0; j < n; j += LANES) {
+            const vf p       = exp2_of(_mm512_load_ps(s + j) - top);
+            const __m256bh h = _mm512_cvtneps_pbh(p);
+            memcpy(a->p + (row * TILE + j) / 2, &h, sizeof(h));
+            _mm512_store_ps(s + j, p + _mm512_permute_ps(p, 0xb1));
+        }
+        a->m[row] = top[0];
+        a->f[row] = f[0];
+        a->l[row] *= f[0];
+    }
+    for (int row = 0; row < n_rows; row += CHAINS) {
+        float sum[CHAINS];
+        memcpy(sum, a->l + row, sizeof(sum));
+        for (int j = 0; j < n; j += 2) {
+#pragma GCC unroll 8
+            for (int i = 0; i < CHAINS; i++) {
+                sum[i] += a->s[(row + i) * TILE + j];
+            }
+        }
+        memcpy(a->l + row, sum, sizeof(sum));
+    }
+}
+
 // ---- values ----------------------------------------------------------------------------------------------
 
 // Values that are not finite become 0 when rows must not see them all: they would be multiplied by p = 0. The rows
 // that do see them are NaN by their scores.
-K3_INLINE __m512i load_values(const uint16_t * row, int64_t n, bool blank) {
-    const __mmask32 some = n >= STEP ? ~0u : (1u << n) - 1;
-    const __m512i x = _mm512_maskz_loadu_epi16(some, row), exponent = _mm512_set1_epi16(0x7f80);
-    if (!blank) {
-        return x;
-    }
-    return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(x, exponent), exponent), x);
-}
-
-// Columns [column, end) of n keys to v[pairs][end - column]: pairs of positions side by side, the last of an odd number
-// with zeros.
-K3_INLINE void pack_slab(uint32_t * v, const uint16_t * keys, int64_t stride, int n, int64_t n_latent, int64_t column,
-                         int64_t end, bool blank) {
-    static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-    for (int j = 0; j < n; j += 2) {
-        const uint16_t *x = keys + j * stride, *y = x + stride;
-        for (int64_t d = column; d < end; d += STEP, v += STEP) {
-            const __m512i u = load_values(x + d, n_latent - d, blank);
-            const __m512i w = j + 1 < n ? load_values(y + d, n_latent - d, blank) : _mm512_setzero_si512();
-            _mm512_store_si512(v, _mm512_permutex2var_epi16(u, first, w));
-            _mm512_store_si512(v + LANES, _mm512_permutex2var_epi16(u, second, w));
+static void blank_not_finite(uint16_t * keys, int n, int64_t stride, int64_t columns) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    for (int j = 0; j < n; j++) {
+        for (int64_t d = 0; d < columns; d += STEP) {
+            uint16_t * at   = keys + j * stride + d;
+            const __m512i x = _mm512_loadu_si512(at), e = _mm512_and_si512(x, exponent);
+            _mm512_storeu_si512(at, _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(e, exponent), x));
         }
     }
 }
 
 struct pv_args {
-    const uint32_t * p;  // [pairs][lanes]
+    const uint16_t * keys;  // [2 pairs][columns] at stride
+    int64_t stride;
+    const uint32_t * p;  // [pairs][lanes], few: [rows][TILE / 2]
     int lanes, pairs;
     const float * f;
     float * o;  // [rows][columns]
@@ -339,14 +411,17 @@ struct pv_args {
     int64_t ahead_step;  // bytes of it for each pair of a block
 };
 
-// A slab of nv vectors of columns; v: [pairs][nv vectors].
-K3_INLINE void pv_block(struct pv_args * a, const uint32_t * v, int row, int64_t column, int rows, int nv) {
-    vf c[PV_ROWS][SLAB / LANES];
+// `rows` queries, STEP columns.
+K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, bool few) {
+    static const uint16_t low[STEP] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    vf c[PV_ROWS][PV_VECTORS];
     float * o = a->o + row * a->columns + column;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 16
-        for (int k = 0; k < nv; k++) {
+        for (int k = 0; k < PV_VECTORS; k++) {
             if (a->fresh) {
                 c[i][k] = (vf) {0};
             } else {
@@ -354,70 +429,62 @@ K3_INLINE void pv_block(struct pv_args * a, const uint32_t * v, int row, int64_t
             }
         }
     }
-    const uint32_t * p = a->p + row;
-    const char * ahead = a->ahead;
-    const int64_t step = a->ahead_step;
-    for (int j = 0; j < a->pairs; j++, v += nv * LANES, p += a->lanes) {
+    const int p_row = few ? TILE / 2 : 1, p_pair = few ? 1 : a->lanes;
+    const uint32_t * p   = a->p + row * p_row;
+    const uint16_t * key = a->keys + column;
+    const char * ahead   = a->ahead;
+    const int64_t step   = a->ahead_step;
+    for (int j = 0; j < a->pairs; j++, key += 2 * a->stride, p += p_pair) {
         __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + step / 2);
         ahead += step;
-        __m512i x[SLAB / LANES];
-#pragma GCC unroll 16
-        for (int k = 0; k < nv; k++) {
-            x[k] = _mm512_load_si512(v + k * LANES);
-        }
+        const __m512i u = _mm512_loadu_si512(key), w = _mm512_loadu_si512(key + a->stride);
+        const __m512i x[PV_VECTORS] = {_mm512_permutex2var_epi16(u, first, w), _mm512_permutex2var_epi16(u, second, w)};
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            const __m512i w = _mm512_set1_epi32((int) p[i]);
+            const __m512i y = _mm512_set1_epi32((int) p[i * p_row]);
 #pragma GCC unroll 16
-            for (int k = 0; k < nv; k++) {
-                c[i][k] = _mm512_dpbf16_ps(c[i][k], (__m512bh) x[k], (__m512bh) w);
+            for (int k = 0; k < PV_VECTORS; k++) {
+                c[i][k] = _mm512_dpbf16_ps(c[i][k], (__m512bh) x[k], (__m512bh) y);
             }
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 16
-        for (int k = 0; k < nv; k++) {
+        for (int k = 0; k < PV_VECTORS; k++) {
             v_store(o + i * a->columns + k * LANES, c[i][k]);
         }
     }
     a->ahead = ahead;
 }
 
-K3_INLINE void pv_slab(struct pv_args * a, const uint32_t * v, int n_rows, int64_t column, int nv) {
-    for (int row = 0, n; row < n_rows; row += n) {
-        const int rest = n_rows - row;
-        n              = rest >= 2 * PV_ROWS ? PV_ROWS : rest > PV_ROWS ? (rest + 1) / 2 : rest;
-        switch (n) {
-            case 1: pv_block(a, v, row, column, 1, nv); break;
-            case 2: pv_block(a, v, row, column, 2, nv); break;
-            case 3: pv_block(a, v, row, column, 3, nv); break;
-            case 4: pv_block(a, v, row, column, 4, nv); break;
-            case 5: pv_block(a, v, row, column, 5, nv); break;
-            default: pv_block(a, v, row, column, PV_ROWS, nv); break;
+// Rows of the next block when `rest` are left.
+static int pv_rows(int rest) { return rest >= 2 * PV_ROWS ? PV_ROWS : rest > PV_ROWS ? (rest + 1) / 2 : rest; }
+
+K3_INLINE void pv_tile(struct pv_args * a, int n_rows, bool few) {
+    for (int64_t column = 0; column < a->columns; column += STEP) {
+        for (int row = 0, n; row < n_rows; row += n) {
+            n = pv_rows(n_rows - row);
+            switch (n) {
+                case 1: pv_block(a, row, column, 1, few); break;
+                case 2: pv_block(a, row, column, 2, few); break;
+                case 3: pv_block(a, row, column, 3, few); break;
+                case 4: pv_block(a, row, column, 4, few); break;
+                case 5: pv_block(a, row, column, 5, few); break;
+                case 6: pv_block(a, row, column, 6, few); break;
+                case 7: pv_block(a, row, column, 7, few); break;
+                case 8: pv_block(a, row, column, 8, few); break;
+                case 9: pv_block(a, row, column, 9, few); break;
+                case 10: pv_block(a, row, column, 10, few); break;
+                case 11: pv_block(a, row, column, 11, few); break;
+                default: pv_block(a, row, column, PV_ROWS, few); break;
+            }
         }
     }
 }
 
-// Slab by slab, so that the copy stays in L1. `blank`: see load_values.
-static void pv_tile(struct pv_args * a, uint32_t * v, const uint16_t * keys, int64_t stride, int n,
-                    const struct k3_mla_panel * panel, bool blank) {
-    for (int64_t column = 0; column < a->columns; column += SLAB) {
-        const bool whole  = a->columns - column >= SLAB;
-        const int64_t end = column + (whole ? SLAB : STEP);
-        if (blank) {
-            pack_slab(v, keys, stride, n, panel->n_latent, column, end, true);
-        } else {
-            pack_slab(v, keys, stride, n, panel->n_latent, column, end, false);
-        }
-        if (whole) {
-            pv_slab(a, v, panel->n_rows, column, SLAB / LANES);
-        } else {
-            pv_slab(a, v, panel->n_rows, column, STEP / LANES);
-        }
-    }
-}
+static void pv_few(struct pv_args * a, int n_rows) { pv_tile(a, n_rows, true); }
+static void pv_lanes(struct pv_args * a, int n_rows) { pv_tile(a, n_rows, false); }
 
 // ---- spans -----------------------------------------------------------------------------------------------
 
@@ -434,17 +501,27 @@ static void round_q8_row(const uint8_t * row, int64_t width, uint16_t * out) {
     }
 }
 
-// Keys of positions [base, base + n) in bf16; *stride: elements from one to the next.
-static const uint16_t * load_tile(const struct k3_mla_panel * panel, int64_t base, int n, uint16_t * copy,
+// Keys of positions [base, base + n) in bf16; *stride: elements from one to the next. A copy, an odd number with a row of
+// zeros behind it, where they must be converted or will be changed, where they are not a whole tile, or where reading
+// whole vectors of columns would leave the row.
+static const uint16_t * load_tile(const struct k3_mla_panel * panel, int64_t base, int n, bool change, uint16_t * copy,
                                   int64_t * stride) {
     const uint8_t * row = panel->cache + (size_t) base * panel->row_bytes;
-    if (panel->type == GGML_TYPE_BF16) {
+    const bool bf16     = panel->type == GGML_TYPE_BF16;
+    if (bf16 && !change && n == TILE && panel->width >= k3_mla_columns(panel->n_latent)) {
         *stride = (int64_t) (panel->row_bytes / sizeof(uint16_t));
         return (const uint16_t *) row;
     }
     *stride = key_stride(panel->width, panel->n_latent);
     for (int j = 0; j < n; j++, row += panel->row_bytes) {
-        round_q8_row(row, panel->width, copy + j * *stride);
+        if (bf16) {
+            memcpy(copy + j * *stride, row, (size_t) panel->width * sizeof(*copy));
+        } else {
+            round_q8_row(row, panel->width, copy + j * *stride);
+        }
+    }
+    if (n % 2) {
+        memset(copy + n * *stride, 0, (size_t) *stride * sizeof(*copy));
     }
     return copy;
 }
@@ -461,12 +538,15 @@ static bool tile_ends(const struct k3_mla_panel * panel, int64_t base, int n, in
 void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t last, void * scratch,
                       const struct k3_mla_part * part) {
     const struct memory a = memory_of(panel, scratch);
-    const int vectors = vectors_of(panel), full = vectors ? vectors : 1, lanes = full * LANES;
+    const int vectors = vectors_of(panel), lanes = (vectors ? vectors : 1) * LANES;
     const int64_t in_use = panel->position[panel->n_rows - 1] + 1;
     last                 = last < in_use ? last : in_use;
     struct pv_args pv    = {
            .p = a.p, .lanes = lanes, .f = a.f, .o = part->o, .columns = k3_mla_columns(panel->n_latent), .fresh = true};
-    const int64_t pv_blocks = (pv.columns + SLAB - 1) / SLAB * ((panel->n_rows + PV_ROWS - 1) / PV_ROWS);
+    int64_t blocks = 0;
+    for (int row = 0; row < panel->n_rows; row += pv_rows(panel->n_rows - row)) {
+        blocks += pv.columns / STEP;
+    }
     for (int i = 0; i < lanes; i++) {
         a.m[i] = -__builtin_inff();
         a.l[i] = 0;
@@ -474,20 +554,28 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
     for (int64_t base = first; base < last; base += TILE) {
         const int n       = last - base < TILE ? (int) (last - base) : TILE;
         const bool masked = tile_ends(panel, base, n, lanes, a.end);
-        int64_t stride;
-        const uint16_t * keys = load_tile(panel, base, n, a.keys, &stride);
+        pv.keys           = load_tile(panel, base, n, masked, a.keys, &pv.stride);
         // The next tile's rows come into the cache evenly over both products, the second gets what the first leaves.
-        const char * next     = (const char *) panel->cache + (size_t) (base + TILE) * panel->row_bytes;
-        qk_tile(&a, keys, stride, n, panel->width, next, vectors);
-        if (masked) {
-            softmax_tile(&a, n, full, true);
+        const char * next = (const char *) panel->cache + (size_t) (base + TILE) * panel->row_bytes;
+        qk_tile(&a, pv.keys, pv.stride, n, panel->width, next, vectors, few_rows(panel->n_rows));
+        if (vectors == FEW) {
+            softmax_few(&a, n, panel->n_rows);
+        } else if (masked) {
+            softmax_tile(&a, n, vectors, true);
         } else {
-            softmax_tile(&a, n, full, false);
+            softmax_tile(&a, n, vectors, false);
+        }
+        if (masked) {
+            blank_not_finite(a.keys, n, pv.stride, pv.columns);
         }
         pv.pairs      = (n + 1) / 2;
         pv.ahead      = next + n * panel->width;
-        pv.ahead_step = (TILE * (int64_t) panel->row_bytes - n * panel->width) / (pv.pairs * pv_blocks);
-        pv_tile(&pv, a.v, keys, stride, n, panel, masked);
+        pv.ahead_step = (TILE * (int64_t) panel->row_bytes - n * panel->width) / (pv.pairs * blocks);
+        if (vectors == FEW) {
+            pv_few(&pv, panel->n_rows);
+        } else {
+            pv_lanes(&pv, panel->n_rows);
+        }
         pv.fresh = false;
     }
     memcpy(part->m, a.m, (size_t) panel->n_rows * sizeof(float));
