@@ -6,7 +6,7 @@
 #include "matmul.h"
 
 // Up to this many tokens the stream form is the faster one.
-enum { K3_STREAM_TOKENS = 4 };
+enum { K3_STREAM_TOKENS = 6 };
 
 // Stream: lanes are rows of the matrix; weights are read once, at the rate of memory. 1 <= n_tokens <= K3_STREAM_TOKENS.
 size_t k3_matmul_stream_scratch_avx2(int64_t k, int64_t n_tokens);
