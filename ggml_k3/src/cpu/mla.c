@@ -318,6 +318,13 @@ static void run_span(struct run * r, const struct cut * c, int64_t span) {
     k3_cpu()->mla->span(&r->panel, span * c->span, (span + 1) * c->span, r->kernel_scratch, &part);
 }
 
+// The span of a panel's unit: threads that take units in turn have adjacent ones, so that what a kernel prefetches
+// behind its span is the thread's next one.
+static int64_t span_of(const struct cut * c, int64_t unit, int64_t nth) {
+    const int64_t thread = unit % nth, more = c->n_spans % nth;
+    return thread * (c->n_spans / nth) + (thread < more ? thread : more) + unit / nth;
+}
+
 // Units of the panels with this `round` among those with tickets from *first on; *ticket is the thread's next one.
 static void run_units(struct run * r, int round, atomic_int * next, int * first, int * ticket) {
     struct walk w = {.plan = &r->plan};
@@ -332,7 +339,7 @@ static void run_units(struct run * r, int round, atomic_int * next, int * first,
             if (c.round < 0) {
                 run_whole(r, &c);
             } else {
-                run_span(r, &c, *ticket - *first);
+                run_span(r, &c, span_of(&c, *ticket - *first, r->plan.nth));
             }
             *ticket = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
         }
