@@ -40,7 +40,7 @@ MUTANTS = {
     "prefill-in-decode": "the time of the prefill counts as decode",
 }
 # Faults of the stock form; all others are in code that the fast form, the default, runs too.
-STOCK_ONLY = {"decay-after-delta", "swap-state-axes", "swap-nibbles", "softplus-gate", "no-output-gate"}
+STOCK_ONLY = {"decay-after-delta", "swap-state-axes", "swap-nibbles", "no-output-gate"}
 SPEED = {"mask-per-token", "rebuild-graph", "copy-state", "scan-by-head", "prefill-in-decode"}
 # In this order: the first failing test ends a run.
 SPEED_TESTS = ["tests/test_decode_speed.py"]

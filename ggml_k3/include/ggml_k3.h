@@ -152,7 +152,8 @@ struct ggml_k3_kda_memory {
     struct ggml_tensor * state;   // [dim keys, dim values, n_head, places] F32, keys contiguous
     struct ggml_tensor * window;  // [conv_width - 1, D, 3 places] F32, time contiguous, oldest first; q, k, v in turn
 };
-// result: [D, T]
+// result: [D, T]. The fast form wants a head size that is a multiple of GGML_K3_KDA_STEP.
+enum { GGML_K3_KDA_STEP = 16 };
 struct ggml_tensor * ggml_k3_kda(struct ggml_k3_builder * b, const struct ggml_k3_kda_params * p,
                                  const struct ggml_k3_kda_input * in, const struct ggml_k3_kda_memory * memory);
 

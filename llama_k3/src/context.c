@@ -42,8 +42,8 @@ static int cache_type(int32_t type, enum ggml_type * out, k3_error e) {
     }
 }
 
-// The form of every op can be forced for diagnosis.
-static int ops_form(enum ggml_k3_form * out, k3_error e) {
+// The form of every op can be forced for diagnosis. Head sizes that no model of the family has are left to stock ggml.
+static int ops_form(const k3_hparams * hp, enum ggml_k3_form * out, k3_error e) {
     static const char * const names[] = {
         [GGML_K3_STOCK] = "stock", [GGML_K3_REFERENCE] = "reference", [GGML_K3_FAST] = "fast"};
     const char * name = getenv("LLAMA_K3_OPS");
@@ -56,6 +56,11 @@ static int ops_form(enum ggml_k3_form * out, k3_error e) {
     if (*out == GGML_K3_FAST && !ggml_k3_cpu_name()) {
         return k3_fail(e, LLAMA_K3_ARGUMENT, "GGML_K3_CPU: found \"%s\", wanted a variant that this processor runs",
                        getenv("GGML_K3_CPU"));
+    }
+    if (*out == GGML_K3_FAST && hp->kda_dim % GGML_K3_KDA_STEP != 0) {
+        k3_log(LLAMA_K3_LOG_WARN, "kda.head_dim: found %d, wanted a multiple of %d for the fast kernels", hp->kda_dim,
+               GGML_K3_KDA_STEP);
+        *out = GGML_K3_STOCK;
     }
     return LLAMA_K3_OK;
 }
@@ -84,7 +89,7 @@ static int init_cache(llama_k3_context * ctx, k3_error e) {
     enum ggml_k3_form form            = GGML_K3_FAST;
     int status                        = check_params(p, e);
     status                            = status ? status : cache_type(p->cache_type, &row_type, e);
-    status                            = status ? status : ops_form(&form, e);
+    status                            = status ? status : ops_form(&ctx->model->hp, &form, e);
     if (status) {
         return status;
     }

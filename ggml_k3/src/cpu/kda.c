@@ -3,6 +3,7 @@
 #include "kda.h"
 
 #include "cpu.h"
+#include "ggml_k3_mutant.h"
 #include "node.h"
 
 struct kda_params {
@@ -39,7 +40,7 @@ static struct k3_kda_head head_of(const struct k3_task * task, const struct ggml
         .dt_bias          = (const float *) op->dt_bias->data + first,
         .norm             = op->norm->data,
         .a                = ((const float *) op->a->data)[i],
-        .gate_bounded     = op->gate_bounded,
+        .gate_bounded     = op->gate_bounded && !GGML_K3_MUTANT("softplus-gate"),
         .gate_lower_bound = op->gate_lower_bound,
         .l2_eps           = op->l2_eps,
         .norm_eps         = op->norm_eps,
@@ -96,7 +97,7 @@ static void run(const struct k3_task * task) {
 static void check(const struct ggml_k3_kda_params * p, const struct ggml_k3_kda_input * in,
                   const struct ggml_k3_kda_memory * memory) {
     const int64_t all = p->n_head * p->dim;
-    GGML_ASSERT(p->dim % 16 == 0 && p->conv_width >= 1);
+    GGML_ASSERT(p->dim % GGML_K3_KDA_STEP == 0 && p->conv_width >= 1);
     for (int i = 0; i < 3; i++) {
         GGML_ASSERT(in->qkv[i]->type == GGML_TYPE_F32 && in->qkv[i]->ne[0] == all);
         GGML_ASSERT(p->conv[i]->type == GGML_TYPE_F32 && ggml_nelements(p->conv[i]) == p->conv_width * all);
