@@ -14,10 +14,11 @@ enum {
     MAX_QK_ROWS = 8,
     FEW         = 0,  // "vectors" of a panel of at most FEW_ROWS rows: keys are lanes
     FEW_ROWS    = 12,
-    QUAD        = 4,  // pairs of a key that are transposed together
-    PV_ROWS     = 12,
-    PV_VECTORS  = 2,
-    STEP        = 32,  // elements of one vector of bf16; columns of a block
+    QUAD        = 4,   // pairs of a key that are transposed together
+    PV_SUMS     = 24,  // most accumulators of P V
+    SLAB        = 64,  // columns of a block, or STEP
+    COPY_ROWS   = 33,  // queries for which a copy of the woven values pays
+    STEP        = 32,  // elements of one vector of bf16
     LINE        = 16,  // pairs of elements in a cache line
     LINE_BYTES  = 64,
     Q8_BLOCK    = 32,
@@ -28,6 +29,7 @@ enum {
 
 struct memory {
     uint32_t * q;     // [width / 2][lanes], few: [width / 2][rows]: pairs of bf16
+    uint32_t * v;     // [TILE / 2][SLAB]: woven values, pairs of bf16
     uint16_t * keys;  // [TILE][key_stride]: a tile in bf16 that the cache does not hold as needed
     float * s;        // [TILE + MAX_QK_ROWS][lanes], few: [rows][TILE]: scores
     uint32_t * p;     // [TILE / 2][lanes], few: [rows][TILE / 2]: pairs of bf16
@@ -35,6 +37,9 @@ struct memory {
     float * f;        // [lanes]: rescaling of a tile
     int32_t * end;    // [lanes]: position relative to the tile
 };
+
+// Into level 2: a tile fills level 1 several times.
+K3_INLINE void prefetch(const char * p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- memory ----------------------------------------------------------------------------------------------
 
@@ -46,7 +51,7 @@ static int64_t key_stride(int64_t width, int64_t n_latent) {
 
 size_t k3_mla_bf16_scratch(enum ggml_type type, int64_t n_latent, int64_t width) {
     (void) type;
-    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) +
+    const int64_t words = K3_MLA_ROWS * ((width / 2 + LANES - 1) / LANES * LANES) + TILE / 2 * SLAB +
                           TILE * key_stride(width, n_latent) / 2 + (TILE + MAX_QK_ROWS + TILE / 2 + 4) * K3_MLA_ROWS;
     return (size_t) words * sizeof(uint32_t);
 }
@@ -54,7 +59,8 @@ size_t k3_mla_bf16_scratch(enum ggml_type type, int64_t n_latent, int64_t width)
 static struct memory memory_of(const struct k3_mla_panel * panel, void * scratch) {
     struct memory a;
     a.q    = scratch;
-    a.s    = (float *) (a.q + K3_MLA_ROWS * ((panel->width / 2 + LANES - 1) / LANES * LANES));
+    a.v    = a.q + K3_MLA_ROWS * ((panel->width / 2 + LANES - 1) / LANES * LANES);
+    a.s    = (float *) (a.v + TILE / 2 * SLAB);
     a.m    = a.s + (TILE + MAX_QK_ROWS) * K3_MLA_ROWS;
     a.l    = a.m + K3_MLA_ROWS;
     a.f    = a.l + K3_MLA_ROWS;
@@ -161,7 +167,7 @@ K3_INLINE void qk_block(const uint32_t * q, const uint32_t * const * k, int64_t 
         const int64_t stop = start + LINE < pairs ? start + LINE : pairs;
 #pragma GCC unroll 16
         for (int i = 0; i < rows / 2; i++, ahead += LINE_BYTES) {
-            __builtin_prefetch(ahead);
+            prefetch(ahead);
         }
         for (int64_t d = start; d < stop; d++, q += nv * LANES) {
             __m512i x[MAX_VECTORS];
@@ -225,8 +231,8 @@ K3_INLINE void qk_few_block(const uint32_t * q, const uint16_t * key, int64_t st
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++, ahead += 2 * LINE_BYTES) {
             __m512i k[QUAD];
-            __builtin_prefetch(ahead);
-            __builtin_prefetch(ahead + LINE_BYTES);
+            prefetch(ahead);
+            prefetch(ahead + LINE_BYTES);
             key_quad(key + b * LANES * stride + 2 * d, stride, k);
 #pragma GCC unroll 4
             for (int e = 0; e < QUAD; e++) {
@@ -398,11 +404,22 @@ static void blank_not_finite(uint16_t * keys, int n, int64_t stride, int64_t col
     }
 }
 
+// Pairs of positions of two rows of STEP values.
+K3_INLINE void weave(const uint16_t * row, const uint16_t * next, __m512i * x) {
+    static const uint16_t low[STEP] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    const __m512i u = _mm512_loadu_si512(row), w = _mm512_loadu_si512(next);
+    x[0] = _mm512_permutex2var_epi16(u, first, w);
+    x[1] = _mm512_permutex2var_epi16(u, second, w);
+}
+
 struct pv_args {
     const uint16_t * keys;  // [2 pairs][columns] at stride
     int64_t stride;
+    uint32_t * v;        // [pairs][SLAB]: woven values, where `copied`
     const uint32_t * p;  // [pairs][lanes], few: [rows][TILE / 2]
-    int lanes, pairs;
+    int lanes, pairs, n_rows;
     const float * f;
     float * o;  // [rows][columns]
     int64_t columns;
@@ -411,17 +428,27 @@ struct pv_args {
     int64_t ahead_step;  // bytes of it for each pair of a block
 };
 
-// `rows` queries, STEP columns.
-K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, bool few) {
-    static const uint16_t low[STEP] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i first = _mm512_loadu_si512(low), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-    vf c[PV_ROWS][PV_VECTORS];
+static void copy_slab(struct pv_args * a, int64_t column) {
+    const uint16_t * key = a->keys + column;
+    uint32_t * v         = a->v;
+    for (int j = 0; j < a->pairs; j++, key += 2 * a->stride) {
+        for (int d = 0; d < SLAB; d += STEP, v += STEP) {
+            __m512i x[2];
+            weave(key + d, key + a->stride + d, x);
+            _mm512_store_si512(v, x[0]);
+            _mm512_store_si512(v + LANES, x[1]);
+        }
+    }
+}
+
+// `rows` queries, nv vectors of columns.
+K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, int nv, bool few, bool copied) {
+    vf c[PV_SUMS / 2][SLAB / LANES];
     float * o = a->o + row * a->columns + column;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 16
-        for (int k = 0; k < PV_VECTORS; k++) {
+        for (int k = 0; k < nv; k++) {
             if (a->fresh) {
                 c[i][k] = (vf) {0};
             } else {
@@ -430,20 +457,29 @@ K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, b
         }
     }
     const int p_row = few ? TILE / 2 : 1, p_pair = few ? 1 : a->lanes;
-    const uint32_t * p   = a->p + row * p_row;
+    const uint32_t *p = a->p + row * p_row, *v = a->v;
     const uint16_t * key = a->keys + column;
     const char * ahead   = a->ahead;
     const int64_t step   = a->ahead_step;
-    for (int j = 0; j < a->pairs; j++, key += 2 * a->stride, p += p_pair) {
-        __builtin_prefetch(ahead);
+    for (int j = 0; j < a->pairs; j++, key += 2 * a->stride, v += nv * LANES, p += p_pair) {
+        prefetch(ahead);
+        prefetch(ahead + step / 2);
         ahead += step;
-        const __m512i u = _mm512_loadu_si512(key), w = _mm512_loadu_si512(key + a->stride);
-        const __m512i x[PV_VECTORS] = {_mm512_permutex2var_epi16(u, first, w), _mm512_permutex2var_epi16(u, second, w)};
+        __m512i x[SLAB / LANES];
+#pragma GCC unroll 16
+        for (int k = 0; k < nv; k += 2) {
+            if (!copied) {
+                weave(key + k * LANES, key + a->stride + k * LANES, x + k);
+            } else {
+                x[k]     = _mm512_load_si512(v + k * LANES);
+                x[k + 1] = _mm512_load_si512(v + (k + 1) * LANES);
+            }
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
             const __m512i y = _mm512_set1_epi32((int) p[i * p_row]);
 #pragma GCC unroll 16
-            for (int k = 0; k < PV_VECTORS; k++) {
+            for (int k = 0; k < nv; k++) {
                 c[i][k] = _mm512_dpbf16_ps(c[i][k], (__m512bh) x[k], (__m512bh) y);
             }
         }
@@ -451,7 +487,7 @@ K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, b
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 16
-        for (int k = 0; k < PV_VECTORS; k++) {
+        for (int k = 0; k < nv; k++) {
             v_store(o + i * a->columns + k * LANES, c[i][k]);
         }
     }
@@ -459,32 +495,63 @@ K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, b
 }
 
 // Rows of the next block when `rest` are left.
-static int pv_rows(int rest) { return rest >= 2 * PV_ROWS ? PV_ROWS : rest > PV_ROWS ? (rest + 1) / 2 : rest; }
+K3_INLINE int pv_rows(int rest, int nv) {
+    const int most = PV_SUMS / nv;
+    return rest >= 2 * most ? most : rest > most ? (rest + 1) / 2 : rest;
+}
 
-K3_INLINE void pv_tile(struct pv_args * a, int n_rows, bool few) {
-    for (int64_t column = 0; column < a->columns; column += STEP) {
-        for (int row = 0, n; row < n_rows; row += n) {
-            n = pv_rows(n_rows - row);
-            switch (n) {
-                case 1: pv_block(a, row, column, 1, few); break;
-                case 2: pv_block(a, row, column, 2, few); break;
-                case 3: pv_block(a, row, column, 3, few); break;
-                case 4: pv_block(a, row, column, 4, few); break;
-                case 5: pv_block(a, row, column, 5, few); break;
-                case 6: pv_block(a, row, column, 6, few); break;
-                case 7: pv_block(a, row, column, 7, few); break;
-                case 8: pv_block(a, row, column, 8, few); break;
-                case 9: pv_block(a, row, column, 9, few); break;
-                case 10: pv_block(a, row, column, 10, few); break;
-                case 11: pv_block(a, row, column, 11, few); break;
-                default: pv_block(a, row, column, PV_ROWS, few); break;
-            }
+#define PV_CASE(n)                                                                                                     \
+    case n: pv_block(a, row, column, (n) < PV_SUMS / nv ? (n) : PV_SUMS / nv, nv, few, copied); break
+
+K3_INLINE void pv_slab(struct pv_args * a, int64_t column, int nv, bool few, bool copied) {
+    for (int row = 0, n; row < a->n_rows; row += n) {
+        n = pv_rows(a->n_rows - row, nv);
+        switch (n) {
+            PV_CASE(1);
+            PV_CASE(2);
+            PV_CASE(3);
+            PV_CASE(4);
+            PV_CASE(5);
+            PV_CASE(6);
+            PV_CASE(7);
+            PV_CASE(8);
+            PV_CASE(9);
+            PV_CASE(10);
+            PV_CASE(11);
+            default: pv_block(a, row, column, PV_SUMS / nv, nv, few, copied); break;
         }
     }
 }
 
-static void pv_few(struct pv_args * a, int n_rows) { pv_tile(a, n_rows, true); }
-static void pv_lanes(struct pv_args * a, int n_rows) { pv_tile(a, n_rows, false); }
+// Vectors of columns in a block, unless fewer are left.
+static int pv_vectors(int n_rows) { return n_rows > 4 && n_rows < COPY_ROWS ? 2 : 4; }
+
+static int64_t count_blocks(const struct pv_args * a) {
+    const int nv = pv_vectors(a->n_rows);
+    int64_t n    = 0;
+    for (int row = 0; row < a->n_rows; row += pv_rows(a->n_rows - row, nv)) {
+        n += (a->columns + nv * LANES - 1) / (nv * LANES);
+    }
+    return n;
+}
+
+// Many queries take the values from a copy of a slab, which stays in L1.
+static void pv_tile(struct pv_args * a, bool few) {
+    const int64_t most = pv_vectors(a->n_rows) * LANES;
+    for (int64_t column = 0, n; column < a->columns; column += n) {
+        n = a->columns - column < most ? STEP : most;
+        if (few && n == STEP) {
+            pv_slab(a, column, 2, true, false);
+        } else if (few) {
+            pv_slab(a, column, 4, true, false);
+        } else if (n == STEP) {
+            pv_slab(a, column, 2, false, false);
+        } else {
+            copy_slab(a, column);
+            pv_slab(a, column, 4, false, true);
+        }
+    }
+}
 
 // ---- spans -----------------------------------------------------------------------------------------------
 
@@ -539,14 +606,17 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
                       const struct k3_mla_part * part) {
     const struct memory a = memory_of(panel, scratch);
     const int vectors = vectors_of(panel), lanes = (vectors ? vectors : 1) * LANES;
-    const int64_t in_use = panel->position[panel->n_rows - 1] + 1;
-    last                 = last < in_use ? last : in_use;
-    struct pv_args pv    = {
-           .p = a.p, .lanes = lanes, .f = a.f, .o = part->o, .columns = k3_mla_columns(panel->n_latent), .fresh = true};
-    int64_t blocks = 0;
-    for (int row = 0; row < panel->n_rows; row += pv_rows(panel->n_rows - row)) {
-        blocks += pv.columns / STEP;
-    }
+    const int64_t in_use    = panel->position[panel->n_rows - 1] + 1;
+    last                    = last < in_use ? last : in_use;
+    struct pv_args pv       = {.v       = a.v,
+                               .p       = a.p,
+                               .lanes   = lanes,
+                               .n_rows  = panel->n_rows,
+                               .f       = a.f,
+                               .o       = part->o,
+                               .columns = k3_mla_columns(panel->n_latent),
+                               .fresh   = true};
+    const int64_t pv_blocks = count_blocks(&pv);
     for (int i = 0; i < lanes; i++) {
         a.m[i] = -__builtin_inff();
         a.l[i] = 0;
@@ -570,12 +640,8 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
         }
         pv.pairs      = (n + 1) / 2;
         pv.ahead      = next + n * panel->width;
-        pv.ahead_step = (TILE * (int64_t) panel->row_bytes - n * panel->width) / (pv.pairs * blocks);
-        if (vectors == FEW) {
-            pv_few(&pv, panel->n_rows);
-        } else {
-            pv_lanes(&pv, panel->n_rows);
-        }
+        pv.ahead_step = (TILE * (int64_t) panel->row_bytes - n * panel->width) / (pv.pairs * pv_blocks);
+        pv_tile(&pv, vectors == FEW);
         pv.fresh = false;
     }
     memcpy(part->m, a.m, (size_t) panel->n_rows * sizeof(float));
