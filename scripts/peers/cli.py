@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-t", "--threads", type=parse_integers, default=[available_cpus()], metavar="LIST")
     add("--rounds", type=int, default=3, metavar="N", help="(%(default)s)")
     add("--fill", action="store_true", help="llama-k3 reaches its depths by filling")
+    add("--no-mmap", action="store_true", help="both engines read the model into memory")
     add("-j", "--jobs", type=int, default=available_cpus(), metavar="N", help="of the build (%(default)s)")
     add("--document", type=Path, default=ROOT / "docs" / "performance.md", metavar="FILE.md")
     add("--build-only", action="store_true", help="build llama.cpp and stop")
@@ -88,11 +89,13 @@ def _run(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace, peers: Path) -> Measured:
     if not args.model.is_file():
         raise FileNotFoundError(f"{args.model}: no such file")
-    engines = {OURS: [sys.executable, "-m", "llama_k3.cli.bench", *(["--fill"] if args.fill else [])]}
+    flags = [*(["--fill"] if args.fill else []), *(["--no-mmap"] if args.no_mmap else [])]
+    engines = {OURS: [sys.executable, "-m", "llama_k3.cli.bench", *flags]}
     depths = {OURS: args.depths}
     for engine in args.engine or [LLAMA_CPP]:
         if engine == LLAMA_CPP:
-            engines[engine] = [str(llama_bench(peers, args.jobs)), "-fa", "on"]
+            mode = ["-lm", "none"] if args.no_mmap else []
+            engines[engine] = [str(llama_bench(peers, args.jobs)), "-fa", "on", *mode]
         else:
             engines[engine] = [sys.executable, str(ROOT / "scripts" / "peers" / "xllamacpp_bench.py")]
         depths[engine] = args.peer_depths or args.depths
