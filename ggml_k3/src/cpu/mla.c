@@ -8,6 +8,7 @@
 // cut is a matter of speed only: see mla.h for why it never shows in a result.
 #include "mla.h"
 #include "cpu.h"
+#include "ggml_k3_mutant.h"
 #include "node.h"
 
 #include <math.h>
@@ -172,7 +173,8 @@ static bool next_panel(struct walk * w, struct cut * c) {
         return false;
     }
     const struct ggml_k3_segment * s = &plan->batch->segments[w->segment];
-    const int64_t groups = (plan->n_head + plan->rows - 1) / plan->rows, at_once = plan->rows / plan->n_head;
+    const int64_t most               = GGML_K3_MUTANT("scan-by-head") ? 1 : plan->rows;  // heads
+    const int64_t groups = (plan->n_head + most - 1) / most, at_once = plan->rows / plan->n_head;
     const int64_t start = s->position + w->token;
     *c         = (struct cut) {.number = w->number++, .segment = s, .token = w->token, .head = w->head, .n_tokens = 1};
     c->span    = span_length(start);

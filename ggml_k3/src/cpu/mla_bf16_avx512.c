@@ -228,18 +228,21 @@ K3_INLINE void qk_few_block(const uint32_t * q, const uint16_t * key, int64_t st
         }
     }
     for (int64_t d = 0; d < pairs; d += QUAD, q += QUAD * rows) {
+        __m512i k[2][QUAD];
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++, ahead += 2 * LINE_BYTES) {
-            __m512i k[QUAD];
             prefetch(ahead);
             prefetch(ahead + LINE_BYTES);
-            key_quad(key + b * LANES * stride + 2 * d, stride, k);
+            key_quad(key + b * LANES * stride + 2 * d, stride, k[b]);
+        }
 #pragma GCC unroll 4
-            for (int e = 0; e < QUAD; e++) {
+        for (int e = 0; e < QUAD; e++) {
 #pragma GCC unroll 16
-                for (int i = 0; i < rows; i++) {
-                    const __m512i x = _mm512_set1_epi32((int) q[e * rows + i]);
-                    c[b][i]         = _mm512_dpbf16_ps(c[b][i], (__m512bh) x, (__m512bh) k[e]);
+            for (int i = 0; i < rows; i++) {
+                const __m512i x = _mm512_set1_epi32((int) q[e * rows + i]);
+#pragma GCC unroll 2
+                for (int b = 0; b < blocks; b++) {
+                    c[b][i] = _mm512_dpbf16_ps(c[b][i], (__m512bh) x, (__m512bh) k[b][e]);
                 }
             }
         }
@@ -494,33 +497,40 @@ K3_INLINE void pv_block(struct pv_args * a, int row, int64_t column, int rows, i
     a->ahead = ahead;
 }
 
-// Rows of the next block when `rest` are left.
-K3_INLINE int pv_rows(int rest, int nv) {
-    const int most = PV_SUMS / nv;
-    return rest >= 2 * most ? most : rest > most ? (rest + 1) / 2 : rest;
-}
-
 #define PV_CASE(n)                                                                                                     \
     case n: pv_block(a, row, column, (n) < PV_SUMS / nv ? (n) : PV_SUMS / nv, nv, few, copied); break
 
-K3_INLINE void pv_slab(struct pv_args * a, int64_t column, int nv, bool few, bool copied) {
-    for (int row = 0, n; row < a->n_rows; row += n) {
-        n = pv_rows(a->n_rows - row, nv);
-        switch (n) {
-            PV_CASE(1);
-            PV_CASE(2);
-            PV_CASE(3);
-            PV_CASE(4);
-            PV_CASE(5);
-            PV_CASE(6);
-            PV_CASE(7);
-            PV_CASE(8);
-            PV_CASE(9);
-            PV_CASE(10);
-            PV_CASE(11);
-            default: pv_block(a, row, column, PV_SUMS / nv, nv, few, copied); break;
-        }
+K3_INLINE void pv_rows(struct pv_args * a, int row, int64_t column, int rows, int nv, bool few, bool copied) {
+    switch (rows) {
+        PV_CASE(1);
+        PV_CASE(2);
+        PV_CASE(3);
+        PV_CASE(4);
+        PV_CASE(5);
+        PV_CASE(6);
+        PV_CASE(7);
+        PV_CASE(8);
+        PV_CASE(9);
+        PV_CASE(10);
+        PV_CASE(11);
+        default: pv_block(a, row, column, PV_SUMS / nv, nv, few, copied); break;
     }
+}
+
+static void pv_few_wide(struct pv_args * a, int row, int64_t column, int n) {
+    pv_rows(a, row, column, n, 4, true, false);
+}
+
+static void pv_few(struct pv_args * a, int row, int64_t column, int n) { pv_rows(a, row, column, n, 2, true, false); }
+static void pv_many(struct pv_args * a, int row, int64_t column, int n) { pv_rows(a, row, column, n, 2, false, false); }
+static void pv_copied(struct pv_args * a, int row, int64_t column, int n) {
+    pv_rows(a, row, column, n, 4, false, true);
+}
+
+// Rows of the next block of nv vectors when `rest` are left.
+static int next_rows(int rest, int nv) {
+    const int most = PV_SUMS / nv;
+    return rest >= 2 * most ? most : rest > most ? (rest + 1) / 2 : rest;
 }
 
 // Vectors of columns in a block, unless fewer are left.
@@ -529,7 +539,7 @@ static int pv_vectors(int n_rows) { return n_rows > 4 && n_rows < COPY_ROWS ? 2 
 static int64_t count_blocks(const struct pv_args * a) {
     const int nv = pv_vectors(a->n_rows);
     int64_t n    = 0;
-    for (int row = 0; row < a->n_rows; row += pv_rows(a->n_rows - row, nv)) {
+    for (int row = 0; row < a->n_rows; row += next_rows(a->n_rows - row, nv)) {
         n += (a->columns + nv * LANES - 1) / (nv * LANES);
     }
     return n;
@@ -537,18 +547,18 @@ static int64_t count_blocks(const struct pv_args * a) {
 
 // Many queries take the values from a copy of a slab, which stays in L1.
 static void pv_tile(struct pv_args * a, bool few) {
-    const int64_t most = pv_vectors(a->n_rows) * LANES;
-    for (int64_t column = 0, n; column < a->columns; column += n) {
-        n = a->columns - column < most ? STEP : most;
-        if (few && n == STEP) {
-            pv_slab(a, column, 2, true, false);
-        } else if (few) {
-            pv_slab(a, column, 4, true, false);
-        } else if (n == STEP) {
-            pv_slab(a, column, 2, false, false);
-        } else {
+    const int most = pv_vectors(a->n_rows);
+    for (int64_t column = 0, nv; column < a->columns; column += nv * LANES) {
+        nv                                                       = a->columns - column < most * LANES ? 2 : most;
+        void (*const block)(struct pv_args *, int, int64_t, int) = few       ? (nv == 2 ? pv_few : pv_few_wide)
+                                                                   : nv == 2 ? pv_many
+                                                                             : pv_copied;
+        if (block == pv_copied) {
             copy_slab(a, column);
-            pv_slab(a, column, 4, false, true);
+        }
+        for (int row = 0, n; row < a->n_rows; row += n) {
+            n = next_rows(a->n_rows - row, (int) nv);
+            block(a, row, column, n);
         }
     }
 }
@@ -620,6 +630,10 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
     for (int i = 0; i < lanes; i++) {
         a.m[i] = -__builtin_inff();
         a.l[i] = 0;
+    }
+    const char * start = (const char *) panel->cache + (size_t) first * panel->row_bytes;
+    for (size_t i = 0; i < TILE * panel->row_bytes; i += LINE_BYTES) {
+        prefetch(start + i);  // unless the span before this one was the thread's, too
     }
     for (int64_t base = first; base < last; base += TILE) {
         const int n       = last - base < TILE ? (int) (last - base) : TILE;
