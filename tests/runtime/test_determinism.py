@@ -1,7 +1,7 @@
 """The same bits, however a prompt is cut, whatever else is in the batch, and with any number of threads.
 
-Holds for BF16 and Q8_0 caches. With F32 and F16 caches ggml's flash attention picks one of several loops by
-the number of queries and, from 512 rows on, by threads: there results agree within rounding (test_decode).
+Holds for every cache type in the fast form, the default. (In the stock form ggml's flash attention picks one
+of several loops by the number of queries and, from 512 rows on, by threads.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return found
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
 def test_cuts_and_threads(case: Case, kv_type: str) -> None:
     whole = logits(case, kv_type, [])
     assert np.array_equal(logits(case, kv_type, [1, 2, 64, 65, 130]), whole)
@@ -43,7 +43,7 @@ def test_cuts_and_threads(case: Case, kv_type: str) -> None:
     assert np.array_equal(logits(case, kv_type, [100], n_threads=2), whole)
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0"])
 def test_company_in_the_batch(case: Case, kv_type: str) -> None:
     """Three sequences in one batch, each of another part of the text, against each alone."""
     parts = [case.tokens[:50], case.tokens[50:57], case.tokens[57:130]]
