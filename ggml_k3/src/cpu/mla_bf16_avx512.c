@@ -567,13 +567,12 @@ static void pv_tile(struct pv_args * a, bool few) {
 
 static void round_q8_row(const uint8_t * row, int64_t width, uint16_t * out) {
     for (int64_t d = 0; d < width; d += Q8_BLOCK, row += 2 + Q8_BLOCK) {
-        uint16_t h;
-        memcpy(&h, row, sizeof(h));
-        const vf scale    = _mm512_cvtph_ps(_mm256_set1_epi16((short) h));
-        const __m256i q   = _mm256_loadu_si256((const __m256i *) (row + 2));
-        const vf low      = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(q))) * scale;
-        const vf high     = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(q, 1))) * scale;
-        const __m512bh xy = _mm512_cvtne2ps_pbh(high, low);
+        const vf scale     = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadu_si64(row)));
+        const __m128i low  = _mm_loadu_si128((const __m128i *) (row + 2));
+        const __m128i high = _mm_loadu_si128((const __m128i *) (row + 2 + Q8_BLOCK / 2));
+        const vf x         = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)) * scale;
+        const vf y         = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)) * scale;
+        const __m512bh xy  = _mm512_cvtne2ps_pbh(y, x);
         memcpy(out + d, &xy, sizeof(xy));
     }
 }
