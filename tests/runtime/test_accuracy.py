@@ -72,7 +72,7 @@ def test_greedy_answers_are_those_of_the_reference_form(trained: Case, variants:
 
 
 def test_rounding_on_a_trained_model_is_no_larger_than_llamacpp_s(small: Path, variants: list[str]) -> None:
-    """The median over positions moves by a few per cent with the cache type, and fourfold for one bit less."""
+    """The median moves by a few per cent with the cache type, and fourfold for one bit less."""
     tokens, length = random_tokens(small, 256, seed=5), 64
     standard = logits(small, REFERENCE, tokens, length)
     theirs = np.median(kl_divergences(standard, logits(small, LLAMA_CPP_F16, tokens, length)))
