@@ -1,8 +1,8 @@
 // mla_bf16_avx512.c - attention with the bf16 dot product of AVX-512. In Q K^T of many queries they are the lanes, and
-// pairs of a key's elements are broadcast from the cache as it lies; of few queries the keys are the lanes, transposed in
-// registers, and pairs of a query's elements are broadcast. In P V columns are the lanes, where pairs of probabilities
-// are broadcast and two rows are woven into pairs of positions in registers. A Q8_0 tile is rounded to bf16 first: 8-bit
-// queries would be faster, but their error is ten times that of bf16.
+// pairs of a key's elements are broadcast from the cache as it lies; of few queries the keys are the lanes, transposed
+// in registers, and pairs of a query's elements are broadcast. In P V columns are the lanes, where pairs of
+// probabilities are broadcast and two rows are woven into pairs of positions. A Q8_0 tile is rounded to bf16 first:
+// 8-bit queries would be faster, but their error is ten times that of bf16.
 #include "mla_bf16.h"
 #include "simd.h"
 
@@ -577,14 +577,14 @@ static void round_q8_row(const uint8_t * row, int64_t width, uint16_t * out) {
     }
 }
 
-// Keys of positions [base, base + n) in bf16; *stride: elements from one to the next. A copy, an odd number with a row of
-// zeros behind it, where they must be converted or will be changed, where they are not a whole tile, or where reading
-// whole vectors of columns would leave the row.
-static const uint16_t * load_tile(const struct k3_mla_panel * panel, int64_t base, int n, bool change, uint16_t * copy,
-                                  int64_t * stride) {
+// Keys of positions [base, base + n) in bf16; *stride: elements from one to the next. A copy, an odd number with a row
+// of zeros behind it, where they must be converted or will be changed, where n is no multiple of `unit`, or where
+// reading whole vectors of columns would leave the row.
+static const uint16_t * load_tile(const struct k3_mla_panel * panel, int64_t base, int n, int unit, bool change,
+                                  uint16_t * copy, int64_t * stride) {
     const uint8_t * row = panel->cache + (size_t) base * panel->row_bytes;
     const bool bf16     = panel->type == GGML_TYPE_BF16;
-    if (bf16 && !change && n == TILE && panel->width >= k3_mla_columns(panel->n_latent)) {
+    if (bf16 && !change && n % unit == 0 && panel->width >= k3_mla_columns(panel->n_latent)) {
         *stride = (int64_t) (panel->row_bytes / sizeof(uint16_t));
         return (const uint16_t *) row;
     }
@@ -637,7 +637,7 @@ void k3_mla_bf16_span(const struct k3_mla_panel * panel, int64_t first, int64_t 
     for (int64_t base = first; base < last; base += TILE) {
         const int n       = last - base < TILE ? (int) (last - base) : TILE;
         const bool masked = tile_ends(panel, base, n, lanes, a.end);
-        pv.keys           = load_tile(panel, base, n, masked, a.keys, &pv.stride);
+        pv.keys           = load_tile(panel, base, n, vectors == FEW ? 2 * LANES : 2, masked, a.keys, &pv.stride);
         // The next tile's rows come into the cache evenly over both products, the second gets what the first leaves.
         const char * next = (const char *) panel->cache + (size_t) (base + TILE) * panel->row_bytes;
         qk_tile(&a, pv.keys, pv.stride, n, panel->width, next, vectors, few_rows(panel->n_rows));
