@@ -91,7 +91,6 @@ struct walk {
     struct job job;
     int index;
     unsigned n_barriers;  // passed between nodes; the same for all threads at each
-    int ready;            // node whose weights the thread has begun to read
     double start;         // of the present section
     enum ggml_k3_section section;
 };
@@ -119,10 +118,8 @@ static bool meet(struct walk * w) {
     return stopped;
 }
 
-static struct k3_task task_of(const struct walk * w, int i) {
-    struct ggml_tensor * t      = w->job.plan->nodes[i];
-    const struct k3_node * node = t->extra;
-    return (struct k3_task) {
+static void run_node(const struct walk * w, struct ggml_tensor * t, const struct k3_node * node) {
+    const struct k3_task task = {
         .dst     = t,
         .params  = node->info.params,
         .ith     = node->info.single ? 0 : w->index,
@@ -131,28 +128,6 @@ static struct k3_task task_of(const struct walk * w, int i) {
         .work    = w->pool->work,
         .pool    = w->pool,
     };
-}
-
-// The next node that reads weights is told to one that reads some itself.
-static void find_next(struct walk * w, int i, struct k3_task * task) {
-    task->ready = w->ready == i;
-    for (int j = i + 1; j < w->job.plan->n_nodes; j++) {
-        const struct k3_node * node = w->job.plan->nodes[j]->extra;
-        if (node->info.weights) {
-            const struct k3_task later = task_of(w, j);
-            task->next                 = node->info.weights(&later, &task->next_bytes);
-            w->ready                   = j;
-            return;
-        }
-    }
-}
-
-static void run_node(struct walk * w, int i) {
-    struct k3_task task         = task_of(w, i);
-    const struct k3_node * node = task.dst->extra;
-    if (node->info.weights) {
-        find_next(w, i, &task);
-    }
     node->info.run(&task);
 }
 
@@ -161,14 +136,15 @@ static void walk_plan(struct walk * w) {
     const struct ggml_k3_plan * plan = w->job.plan;
     bool behind                      = false;  // a single node ran since the last barrier
     for (int i = 0; i < plan->n_nodes; i++) {
-        const struct k3_node * node = plan->nodes[i]->extra;
+        struct ggml_tensor * t      = plan->nodes[i];
+        const struct k3_node * node = t->extra;
         if (w->index == 0 && node->section != w->section) {
             enter_section(w, node->section);
         }
         if (node->info.single) {
             behind = true;
             if (w->index == 0) {
-                run_node(w, i);
+                run_node(w, t, node);
             }
             continue;
         }
@@ -176,7 +152,7 @@ static void walk_plan(struct walk * w) {
             return;
         }
         behind = false;
-        run_node(w, i);
+        run_node(w, t, node);
         if (meet(w)) {
             return;
         }
@@ -185,7 +161,7 @@ static void walk_plan(struct walk * w) {
 }
 
 static void walk_job(struct ggml_k3_pool * p, int index) {
-    struct walk w = {.pool = p, .job = p->job, .index = index, .ready = -1, .section = GGML_K3_OTHER};
+    struct walk w = {.pool = p, .job = p->job, .index = index, .section = GGML_K3_OTHER};
     if (index == 0) {
         w.start = now_ms();
     }
