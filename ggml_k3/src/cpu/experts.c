@@ -3,7 +3,7 @@
 // (token, slot) pairs are grouped by expert, so that each chosen expert's weights are read once. Phases, with a barrier
 // between: pack the tokens and sort the pairs | gate, up and activation of each pair | pack its activations | down
 // projection | weighted sum of a token's pairs in slot order. Threads take contiguous ranges of the rows of all chosen
-// experts, cut by work.
+// experts, cut by work. With one token, each thread packs and sorts what it needs for itself, without a barrier.
 #include "cpu.h"
 #include "fast.h"
 #include "node.h"
@@ -18,15 +18,16 @@ struct experts_params {
     int64_t n_used, n_tokens, n_experts;
 };
 
-// Places in the shared work memory.
+// Places in the work memory; with one token all but values and results are in the thread's scratch.
 struct layout {
     uint8_t * x;          // act rows of the tokens
     uint8_t * h;          // act rows of the pairs' activations
-    float * values;       // [pairs][max(F, W)]: activations, then results of the down projection
+    float * values;       // [pairs][max(F, W)]: activations
+    float * results;      // the same of the down projection, in the place of the activations if those are packed before
     int32_t * order;      // [pairs] pairs (token * n_used + slot), grouped by expert
     int32_t * start;      // [n_experts + 1] first place of an expert in `order`
     size_t x_act, h_act;  // bytes of an act row
-    size_t size;
+    size_t work, scratch;
 };
 
 static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -34,23 +35,28 @@ static int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 // Floats from one pair's values to the next.
 static int64_t stride(const struct experts_params * p) { return max_of(p->w.gate->ne[1], p->w.down->ne[1]); }
 
-static struct layout lay_out(const struct experts_params * p, uint8_t * work) {
+static bool alone(const struct experts_params * p) { return p->n_tokens == 1; }
+
+static struct layout lay_out(const struct experts_params * p, uint8_t * work, uint8_t * scratch) {
     const struct k3_matmul_kernels * kernels = k3_cpu()->matmul;
     const size_t pairs                       = (size_t) (p->n_tokens * p->n_used);
+    const size_t values                      = k3_aligned(pairs * (size_t) stride(p) * sizeof(float));
     struct layout l                          = {.x_act = k3_act_size(kernels->kind(p->w.gate->type), p->w.gate->ne[0]),
                                                 .h_act = k3_act_size(kernels->kind(p->w.down->type), p->w.down->ne[0])};
-    size_t at                                = 0;
-    l.x                                      = work + at;
-    at += l.x_act * (size_t) p->n_tokens;
-    l.h = work + at;
-    at += l.h_act * pairs;
-    l.values = (float *) (work + at);
-    at += k3_aligned(pairs * (size_t) stride(p) * sizeof(float));
-    l.order = (int32_t *) (work + at);
-    at += k3_aligned(pairs * sizeof(int32_t));
-    l.start = (int32_t *) (work + at);
-    at += k3_aligned((size_t) (p->n_experts + 1) * sizeof(int32_t));
-    l.size = at;
+    uint8_t * const rest                     = alone(p) ? scratch : work + values;
+    size_t size                              = 0;
+    l.results                                = alone(p) ? (float *) (work + values) : (float *) work;
+    l.values                                 = (float *) work;
+    l.x                                      = rest;
+    size += l.x_act * (size_t) p->n_tokens;
+    l.h = rest + size;
+    size += l.h_act * pairs;
+    l.order = (int32_t *) (rest + size);
+    size += k3_aligned(pairs * sizeof(int32_t));
+    l.start = (int32_t *) (rest + size);
+    size += k3_aligned((size_t) (p->n_experts + 1) * sizeof(int32_t));
+    l.work    = values + (alone(p) ? values : size);
+    l.scratch = alone(p) ? size : 0;
     return l;
 }
 
@@ -85,7 +91,7 @@ struct part {
 
 // Calls `run` for this thread's share of the rows [0, n_rows) of every chosen expert.
 static void for_rows(const struct k3_task * task, const struct layout * l, int64_t n_rows,
-                     void (*run)(const struct k3_task * task, const struct part * part)) {
+                     void (*run)(const struct k3_task * task, const struct layout * l, const struct part * part)) {
     const struct experts_params * p = task->params;
     const int64_t blocks            = (n_rows + ROW_STEP - 1) / ROW_STEP;
     int64_t total = 0, before = 0;
@@ -107,7 +113,7 @@ static void for_rows(const struct k3_task * task, const struct layout * l, int64
             for (int64_t i = l->start[e]; i < l->start[e + 1]; i += part.n) {
                 part.pairs = l->order + i;
                 part.n     = l->start[e + 1] - i < p->n_tokens ? l->start[e + 1] - i : p->n_tokens;
-                run(task, &part);
+                run(task, l, &part);
             }
         }
         before += each * blocks;
@@ -122,12 +128,20 @@ struct call {
     uint8_t * scratch;
 };
 
-static struct call call_in(const struct k3_task * task) {
+static size_t pointers_size(const struct experts_params * p) {
+    return k3_aligned((size_t) p->n_tokens * 2 * sizeof(void *));
+}
+
+static size_t up_size(const struct experts_params * p) {
+    return (size_t) max_of(UP_VALUES, p->n_tokens * ROW_STEP) * sizeof(float);
+}
+
+static struct call call_in(const struct k3_task * task, const struct layout * l) {
     const struct experts_params * p = task->params;
-    struct call c                   = {.acts = (const void **) task->scratch};
+    struct call c                   = {.acts = (const void **) (task->scratch + l->scratch)};
     c.y                             = (float **) (c.acts + p->n_tokens);
-    c.up                            = (float *) (task->scratch + k3_aligned((size_t) p->n_tokens * 2 * sizeof(void *)));
-    c.scratch = (uint8_t *) c.up + (size_t) max_of(UP_VALUES, p->n_tokens * ROW_STEP) * sizeof(float);
+    c.up                            = (float *) (task->scratch + l->scratch + pointers_size(p));
+    c.scratch                       = (uint8_t *) c.up + up_size(p);
     return c;
 }
 
@@ -145,20 +159,19 @@ static struct k3_matmul_args args_of(const struct call * c, const struct ggml_te
                                     .scratch   = c->scratch};
 }
 
-static void gate_up(const struct k3_task * task, const struct part * part) {
+static void gate_up(const struct k3_task * task, const struct layout * l, const struct part * part) {
     const struct experts_params * p = task->params;
-    const struct layout l           = lay_out(p, task->work);
-    const struct call c             = call_in(task);
+    const struct call c             = call_in(task, l);
     const int32_t * pairs           = part->pairs;
     const int64_t n                 = part->n;
     for (int64_t i = 0; i < n; i++) {
-        c.acts[i] = l.x + (size_t) (pairs[i] / p->n_used) * l.x_act;
+        c.acts[i] = l->x + (size_t) (pairs[i] / p->n_used) * l->x_act;
     }
     const int64_t chunk = max_of(UP_VALUES / n / ROW_STEP * ROW_STEP, ROW_STEP);
     for (int64_t row = part->first; row < part->last; row += chunk) {
         const int64_t end = row + chunk < part->last ? row + chunk : part->last;
         for (int64_t i = 0; i < n; i++) {
-            c.y[i] = l.values + pairs[i] * stride(p);
+            c.y[i] = l->values + pairs[i] * stride(p);
         }
         struct k3_matmul_args args = args_of(&c, p->w.gate, part, row, end);
         k3_cpu()->matmul->run(&args);
@@ -168,21 +181,28 @@ static void gate_up(const struct k3_task * task, const struct part * part) {
         args = args_of(&c, p->w.up, part, row, end);
         k3_cpu()->matmul->run(&args);
         for (int64_t i = 0; i < n; i++) {
-            float * gate = l.values + pairs[i] * stride(p) + row;
+            float * gate = l->values + pairs[i] * stride(p) + row;
             k3_cpu()->rows->glu(&p->glu, gate, c.up + i * (end - row), end - row, gate);
         }
     }
 }
 
-static void down(const struct k3_task * task, const struct part * part) {
+static void pack_activation(const struct experts_params * p, const struct layout * l, int64_t pair) {
+    k3_cpu()->matmul->pack(k3_cpu()->matmul->kind(p->w.down->type), l->values + pair * stride(p), p->w.down->ne[0],
+                           l->h + (size_t) pair * l->h_act);
+}
+
+static void down(const struct k3_task * task, const struct layout * l, const struct part * part) {
     const struct experts_params * p = task->params;
-    const struct layout l           = lay_out(p, task->work);
-    const struct call c             = call_in(task);
+    const struct call c             = call_in(task, l);
     const int32_t * pairs           = part->pairs;
     const int64_t n                 = part->n;
     for (int64_t i = 0; i < n; i++) {
-        c.acts[i] = l.h + (size_t) pairs[i] * l.h_act;
-        c.y[i]    = l.values + pairs[i] * stride(p);
+        if (alone(p)) {
+            pack_activation(p, l, pairs[i]);
+        }
+        c.acts[i] = l->h + (size_t) pairs[i] * l->h_act;
+        c.y[i]    = l->results + pairs[i] * stride(p);
     }
     const struct k3_matmul_args args = args_of(&c, p->w.down, part, part->first, part->last);
     k3_cpu()->matmul->run(&args);
@@ -192,6 +212,11 @@ static void pack_inputs(const struct k3_task * task, const struct layout * l) {
     const struct experts_params * p = task->params;
     const struct ggml_tensor * x    = task->dst->src[0];
     const enum k3_act_kind kind     = k3_cpu()->matmul->kind(p->w.gate->type);
+    if (alone(p)) {
+        sort_pairs(p, task->dst->src[1]->data, l);
+        k3_cpu()->matmul->pack(kind, x->data, x->ne[0], l->x);
+        return;
+    }
     // the last thread starts with the tokens, the first one with the sorting
     int64_t first, last;
     k3_share(p->n_tokens, 1, task->nth - 1 - task->ith, task->nth, &first, &last);
@@ -202,16 +227,17 @@ static void pack_inputs(const struct k3_task * task, const struct layout * l) {
     if (task->ith == 0) {
         sort_pairs(p, task->dst->src[1]->data, l);
     }
+    k3_task_barrier(task);
 }
 
 static void pack_activations(const struct k3_task * task, const struct layout * l) {
     const struct experts_params * p = task->params;
-    const enum k3_act_kind kind     = k3_cpu()->matmul->kind(p->w.down->type);
     int64_t first, last;
     k3_share(p->n_tokens * p->n_used, 1, task->ith, task->nth, &first, &last);
     for (int64_t i = first; i < last; i++) {
-        k3_cpu()->matmul->pack(kind, l->values + i * stride(p), p->w.down->ne[0], l->h + (size_t) i * l->h_act);
+        pack_activation(p, l, i);
     }
+    k3_task_barrier(task);
 }
 
 // Columns of all tokens are shared in steps of a cache line.
@@ -230,7 +256,7 @@ static void sum_up(const struct k3_task * task, const struct layout * l) {
         memset(out, 0, (size_t) n * sizeof(float));
         for (int64_t slot = 0; slot < p->n_used; slot++) {
             const int64_t pair = token * p->n_used + slot;
-            k3_cpu()->rows->scale_add(l->values + pair * stride(p) + first, weights[pair], n, out);
+            k3_cpu()->rows->scale_add(l->results + pair * stride(p) + first, weights[pair], n, out);
         }
         step += n_steps;
     }
@@ -238,13 +264,13 @@ static void sum_up(const struct k3_task * task, const struct layout * l) {
 
 static void experts(const struct k3_task * task) {
     const struct experts_params * p = task->params;
-    const struct layout l           = lay_out(p, task->work);
+    const struct layout l           = lay_out(p, task->work, task->scratch);
     pack_inputs(task, &l);
-    k3_task_barrier(task);
     for_rows(task, &l, p->w.gate->ne[1], gate_up);
     k3_task_barrier(task);
-    pack_activations(task, &l);
-    k3_task_barrier(task);
+    if (!alone(p)) {
+        pack_activations(task, &l);
+    }
     for_rows(task, &l, p->w.down->ne[1], down);
     k3_task_barrier(task);
     sum_up(task, &l);
@@ -271,11 +297,11 @@ struct ggml_tensor * k3_experts_fast(struct ggml_k3_builder * b, const struct gg
         const size_t size = scratch_for(matrices[i], p.n_tokens);
         scratch           = size > scratch ? size : scratch;
     }
+    const struct layout l          = lay_out(&p, NULL, NULL);
     const struct k3_node_info info = {
-        .run     = experts,
-        .scratch = k3_aligned((size_t) p.n_tokens * 2 * sizeof(void *)) +
-                   (size_t) max_of(UP_VALUES, p.n_tokens * ROW_STEP) * sizeof(float) + scratch,
-        .work        = lay_out(&p, NULL).size,
+        .run         = experts,
+        .scratch     = l.scratch + pointers_size(&p) + up_size(&p) + scratch,
+        .work        = l.work,
         .params      = &p,
         .params_size = sizeof(p),
     };

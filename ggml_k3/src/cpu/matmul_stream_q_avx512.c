@@ -7,6 +7,9 @@
 // over the blocks in ascending order.
 #include "matmul_stream_avx512.h"
 
+#include <stdbool.h>
+#include <string.h>
+
 enum {
     BLOCK = 32,     // weights
     STRIP = 16,     // blocks
@@ -28,11 +31,13 @@ struct job {
     int64_t blocks, strips;
     int64_t panel;                   // strips whose sums are made before they are used
     size_t quants;                   // bytes of q in an act row
+    const uint8_t * w;               // the first row
+    size_t distance;                 // bytes between the prefetch and the use, at the first of sixteen rows
     const uint8_t * ahead;           // what to prefetch next
     const uint8_t * end;             // of the rows
     const struct strip_acts * acts;  // [tokens][strips]
     __m512i * sums;                  // [panel][tokens][16 rows]: integer dot products, lanes in the order of lane_of
-    __m512 * y;                      // [tokens], lanes = rows
+    __m512 * y;                      // [tokens], lanes = rows; of packed rows [tokens][packed]
     uint8_t * scales;                // [panel][1 (MXFP4) or 2][4][4][16]: 16 bytes of row i + 4 j at [i][j]
 };
 
@@ -211,30 +216,75 @@ K3_STREAM_INLINE void load_scales(enum ggml_type type, const uint8_t * scales, _
     }
 }
 
-// y + the blocks of one strip, lanes = rows
-K3_STREAM_INLINE __m512 add_blocks(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
-                                   const float * d, int blocks, __m512 y) {
+// y + the blocks of one strip, lanes = rows; y[i]: part i of `packed` of the blocks, each with the activations d
+K3_STREAM_INLINE void add_blocks(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
+                                 const float * d, int blocks, int packed, __m512 * y) {
     __m512i column[STRIP];
+    __m512 part[4];
+    const int each = STRIP / packed;
     k3_transpose_16x16(sums, column);
+#pragma GCC unroll 4
+    for (int i = 0; i < packed; i++) {
+        part[i] = y[i];
+    }
 #pragma GCC unroll 16
     for (int b = 0; b < STRIP; b++) {
         if (b < blocks) {
-            const __m512 factor = _mm512_mul_ps(scale[b], _mm512_set1_ps(d[b]));
-            y                   = _mm512_fmadd_ps(_mm512_cvtepi32_ps(column[lane_of(type, b)]), factor, y);
+            const __m512 factor = _mm512_mul_ps(scale[b], _mm512_set1_ps(d[b % each]));
+            part[b / each]      = _mm512_fmadd_ps(_mm512_cvtepi32_ps(column[lane_of(type, b)]), factor, part[b / each]);
         }
     }
-    return y;
+#pragma GCC unroll 4
+    for (int i = 0; i < packed; i++) {
+        y[i] = part[i];
+    }
 }
 
 // Adds one strip of up to sixteen rows to the tokens' results.
-K3_STREAM_INLINE void add_strip(const struct job * job, enum ggml_type type, int64_t strip, int64_t slot, int blocks) {
+K3_STREAM_INLINE void add_strip(const struct job * job, enum ggml_type type, int64_t strip, int64_t slot, int blocks,
+                                int packed) {
     const int64_t n = job->args->n_tokens;
     __m512 scale[STRIP];
     load_scales(type, job->scales + slot * SCALES(type) * 256, scale);
     const size_t offset = job->quants + (size_t) strip * STRIP * sizeof(float);
     for (int64_t t = 0; t < n; t++) {
         const float * d = (const float *) (const void *) ((const char *) job->args->acts[t] + offset);
-        job->y[t]       = add_blocks(type, job->sums + (slot * n + t) * K3_STREAM_ROWS, scale, d, blocks, job->y[t]);
+        add_blocks(type, job->sums + (slot * n + t) * K3_STREAM_ROWS, scale, d, blocks, packed, job->y + t * packed);
+    }
+}
+
+// Lane r of y[i] is row packed * r + i. `rows`: of the job.
+K3_STREAM_INLINE void store_packed(const __m512 * y, int packed, int rows, float * to) {
+    const __m512i even = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i odd  = _mm512_add_epi32(even, _mm512_set1_epi32(8));
+    __m512 out[4];
+    if (packed == 2) {
+        out[0] = _mm512_permutex2var_ps(y[0], even, y[1]);
+        out[1] = _mm512_permutex2var_ps(y[0], odd, y[1]);
+    } else {
+        const __m512 a = _mm512_permutex2var_ps(y[0], even, y[2]), b = _mm512_permutex2var_ps(y[0], odd, y[2]);
+        const __m512 c = _mm512_permutex2var_ps(y[1], even, y[3]), d = _mm512_permutex2var_ps(y[1], odd, y[3]);
+        out[0] = _mm512_permutex2var_ps(a, even, c);
+        out[1] = _mm512_permutex2var_ps(a, odd, c);
+        out[2] = _mm512_permutex2var_ps(b, even, d);
+        out[3] = _mm512_permutex2var_ps(b, odd, d);
+    }
+    for (int i = 0, left = packed * rows; left > 0; i++, left -= 16) {
+        _mm512_mask_storeu_ps(to + 16 * i, left >= 16 ? 0xffff : (__mmask16) ((1 << left) - 1), out[i]);
+    }
+}
+
+// The results of up to sixteen rows of a matrix whose rows are packed, one strip each.
+K3_STREAM_INLINE void sixteen_packed(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows,
+                                     int packed) {
+    for (int64_t i = 0; i < job->args->n_tokens * packed; i++) {
+        job->y[i] = _mm512_setzero_ps();
+    }
+    panel_sums(job, type, w, rows, 0, 1);
+    prefetch_lines(job, ADD_LINES(type));
+    add_strip(job, type, 0, 0, STRIP, packed);
+    for (int64_t t = 0; t < job->args->n_tokens; t++) {
+        store_packed(job->y + t * packed, packed, rows, job->args->y[t] + first);
     }
 }
 
@@ -251,9 +301,9 @@ K3_STREAM_INLINE void sixteen_rows(struct job * job, enum ggml_type type, const 
             const int64_t blocks = job->blocks - s * STRIP;
             if (blocks >= STRIP) {
                 prefetch_lines(job, ADD_LINES(type));
-                add_strip(job, type, s, s - from, STRIP);
+                add_strip(job, type, s, s - from, STRIP, 1);
             } else {
-                add_strip(job, type, s, s - from, (int) blocks);
+                add_strip(job, type, s, s - from, (int) blocks, 1);
             }
         }
     }
@@ -300,10 +350,11 @@ K3_STREAM_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum g
     return !IS_MXFP4(type) && args->last - args->first >= LONG ? 1 : panel_strips(strips, args->n_tokens);
 }
 
-K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type type) {
-    const int64_t n = args->n_tokens, strips = strips_of(args->k), panel = choose_panel(args, type, strips);
-    const size_t stride      = args->row_bytes;
-    const uint8_t * w        = (const uint8_t *) args->w + (size_t) args->first * stride;
+// Memory is read ahead from here on, and the activations are put in order. most: results of a token in y.
+K3_STREAM_INLINE struct job start_job(const struct k3_matmul_args * args, enum ggml_type type, int64_t panel,
+                                      int most) {
+    const int64_t n = args->n_tokens, strips = strips_of(args->k);
+    const uint8_t * w        = (const uint8_t *) args->w + (size_t) args->first * args->row_bytes;
     struct strip_acts * acts = args->scratch;
     __m512i * sums           = (__m512i *) (void *) (acts + n * strips);
     __m512 * y               = (__m512 *) (void *) (sums + panel * n * K3_STREAM_ROWS);
@@ -312,29 +363,112 @@ K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type 
                                 .strips = strips,
                                 .panel  = panel,
                                 .quants = (size_t) (args->k + 127) / 128 * 128,
+                                .w      = w,
                                 .ahead  = w,
-                                .end    = (const uint8_t *) args->w + (size_t) args->last * stride,
+                                .end    = (const uint8_t *) args->w + (size_t) args->last * args->row_bytes,
                                 .acts   = acts,
                                 .sums   = sums,
                                 .y      = y,
-                                .scales = (uint8_t *) (void *) (y + n)};
-    const size_t distance    = panel == strips ? AHEAD + 2 * stride : K3_STREAM_ROWS * stride;
-    prefetch_lines(&job, (int) (distance / 64));
+                                .scales = (uint8_t *) (void *) (y + n * most)};
+    job.distance             = panel == strips ? AHEAD + 2 * args->row_bytes : K3_STREAM_ROWS * args->row_bytes;
+    prefetch_lines(&job, (int) (job.distance / 64));
     for (int64_t t = 0; t < n; t++) {
         order_acts(type, args->acts[t], args->k, acts + t * strips);
     }
+    return job;
+}
+
+K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type type) {
+    const size_t stride = args->row_bytes;
+    struct job job      = start_job(args, type, choose_panel(args, type, strips_of(args->k)), 1);
+    const uint8_t * w   = job.w;
     for (int64_t row = args->first; row < args->last; row += K3_STREAM_ROWS, w += K3_STREAM_ROWS * stride) {
         const int64_t left = args->last - row;
-        job.ahead          = w + distance;
+        job.ahead          = w + job.distance;
         sixteen_rows(&job, type, w, row, left < K3_STREAM_ROWS ? (int) left : K3_STREAM_ROWS);
     }
 }
 
-size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens) {
-    const size_t n = (size_t) n_tokens, strips = (size_t) strips_of(k);
-    const size_t panel = (size_t) panel_strips((int64_t) strips, n_tokens);
-    return n * strips * sizeof(struct strip_acts) + (panel * K3_STREAM_ROWS + 1) * n * sizeof(__m512i) + panel * 512;
+// ---- short rows: 2 or 4 that lie one behind the other make one row of a strip -----------------------------
+
+enum { WIDE = STRIP * BLOCK, WIDE_ACT = WIDE + 8 * STRIP, MOST_PACKED = 4 };  // k of such a row; bytes of its act row
+
+static bool is_short(int64_t k) { return k == WIDE / 2 || k == WIDE / 4; }
+
+// The activations once for each of the rows.
+static void repeat_act(const int8_t * act, int64_t k, int8_t * wide) {
+    const size_t n = (size_t) k, scales = n / BLOCK * sizeof(float);
+    for (size_t i = 0; i < WIDE / n; i++) {
+        memcpy(wide + i * n, act, n);
+        memcpy(wide + WIDE + i * scales, act + n, scales);
+        memcpy(wide + WIDE + STRIP * sizeof(float) + i * scales, act + n + STRIP * sizeof(float), scales);
+    }
 }
 
-void k3_matmul_stream_mxfp4_avx512(const struct k3_matmul_args * args) { stream(args, GGML_TYPE_MXFP4); }
-void k3_matmul_stream_q8_0_avx512(const struct k3_matmul_args * args) { stream(args, GGML_TYPE_Q8_0); }
+// As `stream`; args->last - args->first is a multiple of `packed`, and rows lie one behind the other.
+K3_STREAM_INLINE void stream_packed(const struct k3_matmul_args * args, enum ggml_type type, int packed) {
+    const int64_t n = args->n_tokens, rows = (args->last - args->first) / packed;
+    const void * acts[K3_STREAM_TOKENS];
+    int8_t * memory           = args->scratch;
+    struct k3_matmul_args all = *args;
+    for (int64_t t = 0; t < n; t++, memory += WIDE_ACT) {
+        repeat_act(args->acts[t], args->k, memory);
+        acts[t] = memory;
+    }
+    all.row_bytes     = args->row_bytes * (size_t) packed;
+    all.w             = (const uint8_t *) args->w + (size_t) args->first * args->row_bytes;
+    all.k             = WIDE;
+    all.first         = 0;
+    all.last          = rows;
+    all.acts          = acts;
+    all.scratch       = memory;
+    struct job job    = start_job(&all, type, 1, packed);
+    const uint8_t * w = job.w;
+    for (int64_t row = 0; row < rows; row += K3_STREAM_ROWS, w += K3_STREAM_ROWS * all.row_bytes) {
+        job.ahead = w + job.distance;
+        sixteen_packed(&job, type, w, args->first + row * packed,
+                       rows - row < K3_STREAM_ROWS ? (int) (rows - row) : K3_STREAM_ROWS, packed);
+    }
+}
+
+// Functions of their own: in one, GCC 12 keeps less in registers.
+#define STREAM(name, type)                                                                                             \
+    static __attribute__((noinline)) void name(const struct k3_matmul_args * args) { stream(args, type); }             \
+    static __attribute__((noinline)) void name##_two(const struct k3_matmul_args * args) {                             \
+        stream_packed(args, type, 2);                                                                                  \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void name##_four(const struct k3_matmul_args * args) {                            \
+        stream_packed(args, type, 4);                                                                                  \
+    }
+STREAM(mxfp4, GGML_TYPE_MXFP4)
+STREAM(q8_0, GGML_TYPE_Q8_0)
+
+// As many rows as can be packed, then the others. run: with 1, 2, 4 packed.
+static void stream_any(const struct k3_matmul_args * args, size_t block_bytes,
+                       void (*const run[3])(const struct k3_matmul_args * args)) {
+    struct k3_matmul_args rest = *args;
+    if (is_short(args->k) && args->row_bytes == (size_t) args->k / BLOCK * block_bytes) {
+        const int64_t packed       = WIDE / args->k;
+        struct k3_matmul_args even = *args;
+        even.last = rest.first = args->first + (args->last - args->first) / packed * packed;
+        run[packed / 2](&even);
+    }
+    if (rest.first < rest.last) run[0](&rest);
+}
+
+size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens) {
+    const size_t n = (size_t) n_tokens, strips = (size_t) strips_of(k), most = is_short(k) ? MOST_PACKED : 1;
+    const size_t panel = (size_t) panel_strips((int64_t) strips, n_tokens);
+    return (is_short(k) ? n * WIDE_ACT : 0) + n * strips * sizeof(struct strip_acts) +
+           (panel * K3_STREAM_ROWS + most) * n * sizeof(__m512i) + panel * 512;
+}
+
+void k3_matmul_stream_mxfp4_avx512(const struct k3_matmul_args * args) {
+    stream_any(args, BLOCK_BYTES(GGML_TYPE_MXFP4),
+               (void (*const[3])(const struct k3_matmul_args *)) {mxfp4, mxfp4_two, mxfp4_four});
+}
+
+void k3_matmul_stream_q8_0_avx512(const struct k3_matmul_args * args) {
+    stream_any(args, BLOCK_BYTES(GGML_TYPE_Q8_0),
+               (void (*const[3])(const struct k3_matmul_args *)) {q8_0, q8_0_two, q8_0_four});
+}
