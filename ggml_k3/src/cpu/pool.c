@@ -1,5 +1,6 @@
-// pool.c - persistent threads that run a plan node by node. Barriers spin briefly and then yield their processor, so
-// that more threads than processors cost time slices, not all of the speed; between plans the threads sleep.
+// pool.c - persistent threads that run a plan node by node. Barriers spin and then yield their processor: soon where
+// there are more threads than processors, and after the time slice of another program where each thread has its own,
+// since a processor that is given away comes back only after such a slice. Between plans the threads sleep.
 #include "plan.h"
 
 #include <pthread.h>
@@ -8,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
-    SPINS        = 2000,   // pauses in a barrier before the processor is offered to others: some 20 us
-    IDLE_SPINS   = 20000,  // yields between two plans before a thread sleeps: the sampler runs meanwhile
+    FEW_SPINS    = 2000,    // pauses in a barrier, some 20 us
+    MANY_SPINS   = 200000,  // some 3 ms
+    IDLE_SPINS   = 20000,   // pauses, then yields, between two plans before a thread sleeps: the sampler runs meanwhile
     THREAD_STACK = 1 << 20,
     THREADS_MASK = 0xFFFF,
 };
@@ -42,6 +45,7 @@ struct worker {
 
 struct ggml_k3_pool {
     int n_threads;            // with the caller's
+    int spins;                // pauses in a barrier before the processor is offered to others
     struct worker * workers;  // [n_threads]; the first is the caller
     uint8_t * work;
     size_t work_size, scratch_size;
@@ -75,7 +79,7 @@ static void barrier(struct ggml_k3_pool * p, int n) {
         return;
     }
     for (int spins = 0; atomic_load_explicit(&p->phase, memory_order_acquire) == phase; spins++) {
-        if (spins < SPINS) {
+        if (spins < p->spins) {
             PAUSE();
         } else {
             sched_yield();
@@ -177,7 +181,7 @@ static bool wait_for_run(struct ggml_k3_pool * p, unsigned seen) {
         if (atomic_load(&p->quit)) {
             return false;
         }
-        if (spins < SPINS) {
+        if (spins < FEW_SPINS) {
             PAUSE();
         } else if (spins < IDLE_SPINS) {
             sched_yield();
@@ -273,6 +277,7 @@ struct ggml_k3_pool * ggml_k3_pool_new(int n_threads) {
     memset(p, 0, sizeof(*p));
     p->n_threads = n_threads;
     p->workers   = workers;
+    p->spins     = n_threads <= sysconf(_SC_NPROCESSORS_ONLN) ? MANY_SPINS : FEW_SPINS;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->wake, NULL);
     for (int i = 0; i < n_threads; i++) {
