@@ -161,7 +161,8 @@ static void walk_plan(struct walk * w) {
             return;
         }
     }
-    meet(w);
+    // without a look at stop_at, which may be the next run's by now
+    barrier(w->pool, w->job.n_threads);
 }
 
 static void walk_job(struct ggml_k3_pool * p, int index) {
