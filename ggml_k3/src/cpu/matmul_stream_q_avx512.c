@@ -11,12 +11,15 @@
 #include <string.h>
 
 enum {
-    BLOCK = 32,     // weights
-    STRIP = 16,     // blocks
-    PIECE = 68,     // bytes: 4 blocks of MXFP4 or 2 of Q8_0
-    AHEAD = 10240,  // bytes, besides two rows, between the prefetch and the use where memory is read row by row
-    PANEL = 16,     // strips times tokens whose sums, 1 KB each, stay in the level 1 cache
-    LONG  = 256,    // rows of a call from which Q8_0 takes one strip at a time
+    BLOCK       = 32,     // weights
+    STRIP       = 16,     // blocks
+    PIECE       = 68,     // bytes: 4 blocks of MXFP4 or 2 of Q8_0
+    AHEAD       = 10240,  // bytes, besides two rows, between the prefetch and the use where memory is read row by row
+    SHORT       = 2,      // strips of a row up to which matrices are small: the time until the first bytes come counts
+    AHEAD_SHORT = 6144,   // AHEAD of those
+    PANEL       = 16,     // strips times tokens whose sums, 1 KB each, stay in the level 1 cache
+    LONG        = 256,    // rows of a call from which Q8_0 takes one strip at a time ...
+    LONG_SHORT  = 1024,   // ... if rows are short
 };
 
 // A token's activations of one strip, in the order of the weights' vectors.
@@ -258,7 +261,9 @@ K3_STREAM_INLINE void store_packed(const __m512 * y, int packed, int rows, float
     const __m512i even = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i odd  = _mm512_add_epi32(even, _mm512_set1_epi32(8));
     __m512 out[4];
-    if (packed == 2) {
+    if (packed == 1) {
+        out[0] = y[0];
+    } else if (packed == 2) {
         out[0] = _mm512_permutex2var_ps(y[0], even, y[1]);
         out[1] = _mm512_permutex2var_ps(y[0], odd, y[1]);
     } else {
@@ -269,8 +274,11 @@ K3_STREAM_INLINE void store_packed(const __m512 * y, int packed, int rows, float
         out[2] = _mm512_permutex2var_ps(b, even, d);
         out[3] = _mm512_permutex2var_ps(b, odd, d);
     }
-    for (int i = 0, left = packed * rows; left > 0; i++, left -= 16) {
-        _mm512_mask_storeu_ps(to + 16 * i, left >= 16 ? 0xffff : (__mmask16) ((1 << left) - 1), out[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < packed; i++) {
+        const int left = packed * rows - 16 * i;
+        _mm512_mask_storeu_ps(to + 16 * i, left >= 16 ? 0xffff : (__mmask16) ((1 << (left > 0 ? left : 0)) - 1),
+                              out[i]);
     }
 }
 
@@ -347,7 +355,8 @@ static int64_t panel_strips(int64_t strips, int64_t n_tokens) { return strips * 
 // need too much cache: it is read sixteen rows ahead, which costs a call the time of its first sixteen rows. For Q8_0
 // that is the faster way when the rows are many.
 K3_STREAM_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum ggml_type type, int64_t strips) {
-    return !IS_MXFP4(type) && args->last - args->first >= LONG ? 1 : panel_strips(strips, args->n_tokens);
+    const bool many = args->last - args->first >= (strips <= SHORT ? LONG_SHORT : LONG);
+    return !IS_MXFP4(type) && many ? 1 : panel_strips(strips, args->n_tokens);
 }
 
 // Memory is read ahead from here on, and the activations are put in order. most: results of a token in y.
@@ -370,7 +379,8 @@ K3_STREAM_INLINE struct job start_job(const struct k3_matmul_args * args, enum g
                                 .sums   = sums,
                                 .y      = y,
                                 .scales = (uint8_t *) (void *) (y + n * most)};
-    job.distance             = panel == strips ? AHEAD + 2 * args->row_bytes : K3_STREAM_ROWS * args->row_bytes;
+    job.distance             = panel < strips ? K3_STREAM_ROWS * args->row_bytes
+                                              : (strips <= SHORT ? AHEAD_SHORT : AHEAD) + 2 * args->row_bytes;
     prefetch_lines(&job, (int) (job.distance / 64));
     for (int64_t t = 0; t < n; t++) {
         order_acts(type, args->acts[t], args->k, acts + t * strips);
@@ -389,11 +399,11 @@ K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type 
     }
 }
 
-// ---- short rows: 2 or 4 that lie one behind the other make one row of a strip -----------------------------
+// ---- short rows: one strip, of 2 or 4 rows that lie one behind the other if they are shorter ----------------
 
 enum { WIDE = STRIP * BLOCK, WIDE_ACT = WIDE + 8 * STRIP, MOST_PACKED = 4 };  // k of such a row; bytes of its act row
 
-static bool is_short(int64_t k) { return k == WIDE / 2 || k == WIDE / 4; }
+static bool is_short(int64_t k) { return k == WIDE || k == WIDE / 2 || k == WIDE / 4; }
 
 // The activations once for each of the rows.
 static void repeat_act(const int8_t * act, int64_t k, int8_t * wide) {
@@ -411,9 +421,13 @@ K3_STREAM_INLINE void stream_packed(const struct k3_matmul_args * args, enum ggm
     const void * acts[K3_STREAM_TOKENS];
     int8_t * memory           = args->scratch;
     struct k3_matmul_args all = *args;
-    for (int64_t t = 0; t < n; t++, memory += WIDE_ACT) {
-        repeat_act(args->acts[t], args->k, memory);
-        acts[t] = memory;
+    for (int64_t t = 0; t < n; t++) {
+        acts[t] = args->acts[t];
+        if (packed > 1) {
+            repeat_act(args->acts[t], args->k, memory);
+            acts[t] = memory;
+            memory += WIDE_ACT;
+        }
     }
     all.row_bytes     = args->row_bytes * (size_t) packed;
     all.w             = (const uint8_t *) args->w + (size_t) args->first * args->row_bytes;
@@ -433,25 +447,29 @@ K3_STREAM_INLINE void stream_packed(const struct k3_matmul_args * args, enum ggm
 
 // Functions of their own: in one, GCC 12 keeps less in registers.
 #define STREAM(name, type)                                                                                             \
-    static __attribute__((noinline)) void name(const struct k3_matmul_args * args) { stream(args, type); }             \
-    static __attribute__((noinline)) void name##_two(const struct k3_matmul_args * args) {                             \
+    static __attribute__((noinline)) void name##_any(const struct k3_matmul_args * args) { stream(args, type); }       \
+    static __attribute__((noinline)) void name##_1(const struct k3_matmul_args * args) {                               \
+        stream_packed(args, type, 1);                                                                                  \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void name##_2(const struct k3_matmul_args * args) {                               \
         stream_packed(args, type, 2);                                                                                  \
     }                                                                                                                  \
-    static __attribute__((noinline)) void name##_four(const struct k3_matmul_args * args) {                            \
+    static __attribute__((noinline)) void name##_4(const struct k3_matmul_args * args) {                               \
         stream_packed(args, type, 4);                                                                                  \
-    }
+    }                                                                                                                  \
+    static void (*const name[])(const struct k3_matmul_args *) = {name##_any, name##_1, name##_2, name##_4};
 STREAM(mxfp4, GGML_TYPE_MXFP4)
 STREAM(q8_0, GGML_TYPE_Q8_0)
 
-// As many rows as can be packed, then the others. run: with 1, 2, 4 packed.
+// As many rows as can be packed, then the others. run: any rows, and those with 1, 2, 4 packed.
 static void stream_any(const struct k3_matmul_args * args, size_t block_bytes,
-                       void (*const run[3])(const struct k3_matmul_args * args)) {
+                       void (*const run[4])(const struct k3_matmul_args * args)) {
     struct k3_matmul_args rest = *args;
     if (is_short(args->k) && args->row_bytes == (size_t) args->k / BLOCK * block_bytes) {
         const int64_t packed       = WIDE / args->k;
         struct k3_matmul_args even = *args;
         even.last = rest.first = args->first + (args->last - args->first) / packed * packed;
-        run[packed / 2](&even);
+        run[packed == 4 ? 3 : packed](&even);
     }
     if (rest.first < rest.last) run[0](&rest);
 }
@@ -464,11 +482,9 @@ size_t k3_matmul_stream_q_scratch_avx512(int64_t k, int64_t n_tokens) {
 }
 
 void k3_matmul_stream_mxfp4_avx512(const struct k3_matmul_args * args) {
-    stream_any(args, BLOCK_BYTES(GGML_TYPE_MXFP4),
-               (void (*const[3])(const struct k3_matmul_args *)) {mxfp4, mxfp4_two, mxfp4_four});
+    stream_any(args, BLOCK_BYTES(GGML_TYPE_MXFP4), mxfp4);
 }
 
 void k3_matmul_stream_q8_0_avx512(const struct k3_matmul_args * args) {
-    stream_any(args, BLOCK_BYTES(GGML_TYPE_Q8_0),
-               (void (*const[3])(const struct k3_matmul_args *)) {q8_0, q8_0_two, q8_0_four});
+    stream_any(args, BLOCK_BYTES(GGML_TYPE_Q8_0), q8_0);
 }
