@@ -111,7 +111,8 @@ static k3_graph * find(k3_engine * g) {
     return NULL;
 }
 
-// Gives the graph its memory. A buffer that had to grow has moved: the other graphs' tensors are lost.
+// Gives the graph its memory. A buffer that had to grow has moved: the other graphs' tensors are lost. An allocator
+// that failed has lost its buffer and would place the next graph in it all the same, so that a new one takes over.
 static int allocate(k3_engine * g, k3_graph * graph, k3_error e) {
     const size_t before = ggml_gallocr_get_buffer_size(g->compute, 0);
     const bool ok       = ggml_gallocr_alloc_graph(g->compute, graph->nodes);
@@ -119,6 +120,10 @@ static int allocate(k3_engine * g, k3_graph * graph, k3_error e) {
         for (int i = 1; i < K3_MAX_GRAPHS; i++) {
             drop(g, i);
         }
+    }
+    if (!ok) {
+        ggml_gallocr_free(g->compute);
+        g->compute = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
     }
     if (!ok || (g->form == GGML_K3_FAST && (!ggml_k3_plan_init(&graph->plan, graph->nodes) ||
                                             !ggml_k3_pool_reserve(g->pool, graph->plan.work, graph->plan.scratch)))) {

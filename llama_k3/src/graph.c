@@ -183,13 +183,14 @@ static size_t arena_size(const k3_hparams * hp) {
 
 static int start(builder * b, k3_graph * g, k3_ubatch * batch, k3_error e) {
     const size_t n                       = max_nodes(b->hp, batch, b->ops.form);
-    const struct ggml_init_params params = {
-        .mem_size = ggml_graph_overhead_custom(n, false) + n * ggml_tensor_overhead(), .no_alloc = true};
-    const bool fast = b->ops.form == GGML_K3_FAST;
-    g->ctx          = ggml_init(params);
-    g->masks        = calloc((size_t) batch->n_segments, sizeof(*g->masks));
-    g->arena        = (struct ggml_k3_arena) {.size = fast ? arena_size(b->hp) : 0};
-    g->arena.data   = fast ? malloc(g->arena.size) : NULL;
+    const size_t size                    = ggml_graph_overhead_custom(n, false) + n * ggml_tensor_overhead();
+    g->memory                            = malloc(size);  // ggml would abort without it
+    const struct ggml_init_params params = {.mem_size = size, .mem_buffer = g->memory, .no_alloc = true};
+    const bool fast                      = b->ops.form == GGML_K3_FAST;
+    g->ctx                               = g->memory ? ggml_init(params) : NULL;
+    g->masks                             = calloc((size_t) batch->n_segments, sizeof(*g->masks));
+    g->arena                             = (struct ggml_k3_arena) {.size = fast ? arena_size(b->hp) : 0};
+    g->arena.data                        = fast ? malloc(g->arena.size) : NULL;
     if (!g->ctx || !g->masks || (fast && !g->arena.data)) {
         return k3_fail(e, LLAMA_K3_MEMORY, "graph: no memory for %zu nodes", n);
     }
@@ -282,6 +283,7 @@ void k3_graph_set_inputs(const k3_graph * g, const k3_ubatch * batch) {
 void k3_graph_free(k3_graph * g) {
     ggml_k3_plan_free(&g->plan);
     ggml_free(g->ctx);
+    free(g->memory);
     free(g->masks);
     free(g->arena.data);
     *g = (k3_graph) {0};

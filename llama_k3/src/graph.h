@@ -21,6 +21,7 @@ typedef struct k3_graph {
     int32_t n_tokens, n_outputs;  // a fast graph serves every micro-batch with these numbers
     enum ggml_k3_form form;
     struct ggml_context * ctx;
+    void * memory;  // of ctx
     struct ggml_cgraph * nodes;
     struct ggml_k3_arena arena;
     struct ggml_k3_plan plan;            // of an allocated fast graph

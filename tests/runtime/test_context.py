@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -12,7 +14,7 @@ import pytest
 import llama_k3
 from llama_k3 import Model
 from tests.compare import assert_close
-from tests.runtime.conftest import Case, resident_bytes
+from tests.runtime.conftest import Case, CaseFactory, resident_bytes
 
 EXACT = 2e-4
 POISONED_TOKEN = 7
@@ -139,3 +141,44 @@ def test_non_finite_logits_end_that_sequence_only(exact: Case, tmp_path: Path) -
         assert context.position(1) == 0
         fresh = context.decode(good, seq=2)
         assert_close(context.decode(good, seq=1), fresh, max_abs=EXACT)
+
+
+def test_a_decode_without_memory_changes_nothing(make_case: CaseFactory) -> None:
+    """Logits of all tokens want more memory than was reserved and can be had; then others go on as before."""
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_heads": 1}
+    case = make_case("k3", count=40, intermediate_size=32, **heads)
+    script = f"""
+import resource
+import numpy as np
+from llama_k3 import Model, OutOfMemoryError
+n = 2048
+model = Model({str(case.gguf)!r}, n_threads=1)
+with model.context(n_ctx=n, n_ubatch=n, n_seq_max=2) as context:
+    wanted = [context.decode([1, 2, 3]), context.decode([4])]
+    taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    for room in range(n * model.n_vocab * 4, 1 << 30, 1 << 20):
+        context.clear()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + room, limits[1]))
+        try:
+            context.decode([5] * n, seq=1, logits="all")
+            break
+        except OutOfMemoryError as error:
+            print(error)
+        except MemoryError:  # numpy's
+            pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        assert context.position(1) == 0
+        assert np.array_equal(context.decode([1, 2, 3]), wanted[0])
+        assert np.array_equal(context.decode([4]), wanted[1])
+    assert context.position(1) == n
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no memory for the computation" in done.stdout
