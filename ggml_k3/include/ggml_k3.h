@@ -200,5 +200,7 @@ void ggml_k3_plan_free(struct ggml_k3_plan * plan);
 // section is added to ms[GGML_K3_SECTIONS].
 bool ggml_k3_plan_run(const struct ggml_k3_plan * plan, struct ggml_k3_pool * pool, int n_threads,
                       bool (*stop)(void * user), void * user, double * ms);
+// Milliseconds of the last run in which the caller's thread waited for others.
+double ggml_k3_pool_waited(const struct ggml_k3_pool * pool);
 
 #endif

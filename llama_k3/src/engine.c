@@ -155,12 +155,36 @@ uint64_t k3_engine_memory(const k3_engine * g) {
     return ggml_gallocr_get_buffer_size(g->compute, 0) + (g->pool ? ggml_k3_pool_memory(g->pool) : 0);
 }
 
+// Where other programs take processors away, threads wait for each other most of the time and fewer are faster, by far.
+// So after a run that was mostly waiting the next ones get half the threads, longer every time it happens again; a
+// result does not depend on it.
+static void watch_contention(k3_engine * g) {
+    enum { FIRST = 8, MOST = 512 };
+    double total = 0.0;
+    for (int i = 0; i < GGML_K3_SECTIONS; i++) {
+        total += g->ms[i];
+    }
+    if (ggml_k3_pool_waited(g->pool) < 0.5 * total) {
+        g->last_fewer_runs = 0;
+        return;
+    }
+    g->last_fewer_runs = g->last_fewer_runs == 0 ? FIRST : 2 * g->last_fewer_runs;
+    g->last_fewer_runs = g->last_fewer_runs < MOST ? g->last_fewer_runs : MOST;
+    g->fewer_runs      = g->last_fewer_runs;
+}
+
 static int compute_fast(k3_engine * g, const k3_graph * graph, int n_threads, bool (*stop)(void * user), void * user,
                         k3_error e) {
-    if (ggml_k3_plan_run(&graph->plan, g->pool, n_threads, stop, user, g->ms)) {
-        return LLAMA_K3_OK;
+    const bool fewer = n_threads > 1 && g->fewer_runs > 0;
+    if (!ggml_k3_plan_run(&graph->plan, g->pool, fewer ? n_threads / 2 : n_threads, stop, user, g->ms)) {
+        return k3_fail(e, LLAMA_K3_ABORTED, "decode: stopped by the caller");
     }
-    return k3_fail(e, LLAMA_K3_ABORTED, "decode: stopped by the caller");
+    if (fewer) {
+        g->fewer_runs--;
+    } else if (n_threads > 1) {
+        watch_contention(g);
+    }
+    return LLAMA_K3_OK;
 }
 
 static int compute_stock(k3_engine * g, const k3_graph * graph, int n_threads, k3_error e) {

@@ -22,7 +22,8 @@ typedef struct k3_engine {
     struct ggml_threadpool * threads;
     k3_graph * graphs[K3_MAX_GRAPHS];  // most recently used first
     uint64_t graphs_built, graphs_reused;
-    double ms[GGML_K3_SECTIONS];  // of the last run; 0 in the other forms
+    int fewer_runs, last_fewer_runs;  // runs left with fewer threads, and how many there were the last time
+    double ms[GGML_K3_SECTIONS];      // of the last run; 0 in the other forms
 } k3_engine;
 
 // Without threads: enough for k3_engine_estimate.

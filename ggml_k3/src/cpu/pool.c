@@ -50,9 +50,10 @@ struct ggml_k3_pool {
     uint8_t * work;
     size_t work_size, scratch_size;
     struct job job;
+    double waited;  // ms that the caller's thread spent in barriers during the present run
     // Number of the present run, and in the low 16 bits the threads that take part: a change is the workers' signal.
     // Only those read `job`, which stays as it is until they are through.
-    _Alignas(64) atomic_uint run;
+    _Alignas(64) _Atomic uint64_t run;
     atomic_int sleeping;
     atomic_bool quit;
     pthread_mutex_t mutex;
@@ -68,7 +69,9 @@ static double now_ms(void) {
     return (double) t.tv_sec * 1e3 + (double) t.tv_nsec * 1e-6;
 }
 
-static void barrier(struct ggml_k3_pool * p, int n) {
+// `index`: of the calling thread.
+static void barrier(struct ggml_k3_pool * p, int index, int n) {
+    enum { UNCOUNTED_SPINS = 200 };  // a wait this short is not worth asking the clock for
     if (n == 1) {
         return;
     }
@@ -78,16 +81,23 @@ static void barrier(struct ggml_k3_pool * p, int n) {
         atomic_store_explicit(&p->phase, phase + 1, memory_order_release);
         return;
     }
+    double start = 0.0;
     for (int spins = 0; atomic_load_explicit(&p->phase, memory_order_acquire) == phase; spins++) {
+        if (spins == UNCOUNTED_SPINS && index == 0) {
+            start = now_ms();
+        }
         if (spins < p->spins) {
             PAUSE();
         } else {
             sched_yield();
         }
     }
+    if (start > 0.0) {
+        p->waited += now_ms() - start;
+    }
 }
 
-void k3_task_barrier(const struct k3_task * task) { barrier(task->pool, task->nth); }
+void k3_task_barrier(const struct k3_task * task) { barrier(task->pool, task->ith, task->nth); }
 
 // One thread's way through the plan.
 struct walk {
@@ -113,11 +123,11 @@ static void enter_section(struct walk * w, enum ggml_k3_section section) {
 // True: the plan was stopped at this barrier. Then all threads meet once more, so that the next run, which clears
 // stop_at, begins when everybody has read it.
 static bool meet(struct walk * w) {
-    barrier(w->pool, w->job.n_threads);
+    barrier(w->pool, w->index, w->job.n_threads);
     w->n_barriers++;
     const bool stopped = w->n_barriers >= atomic_load_explicit(&w->pool->stop_at, memory_order_relaxed);
     if (stopped) {
-        barrier(w->pool, w->job.n_threads);
+        barrier(w->pool, w->index, w->job.n_threads);
     }
     return stopped;
 }
@@ -162,7 +172,7 @@ static void walk_plan(struct walk * w) {
         }
     }
     // without a look at stop_at, which may be the next run's by now
-    barrier(w->pool, w->job.n_threads);
+    barrier(w->pool, w->index, w->job.n_threads);
 }
 
 static void walk_job(struct ggml_k3_pool * p, int index) {
@@ -177,7 +187,7 @@ static void walk_job(struct ggml_k3_pool * p, int index) {
 }
 
 // Waits for a run other than `seen`; false when the pool is closing.
-static bool wait_for_run(struct ggml_k3_pool * p, unsigned seen) {
+static bool wait_for_run(struct ggml_k3_pool * p, uint64_t seen) {
     for (int spins = 0; atomic_load_explicit(&p->run, memory_order_acquire) == seen; spins++) {
         if (atomic_load(&p->quit)) {
             return false;
@@ -202,7 +212,7 @@ static bool wait_for_run(struct ggml_k3_pool * p, unsigned seen) {
 static void * work_loop(void * arg) {
     struct worker * w       = arg;
     struct ggml_k3_pool * p = w->pool;
-    for (unsigned seen = 0; wait_for_run(p, seen);) {
+    for (uint64_t seen = 0; wait_for_run(p, seen);) {
         seen = atomic_load_explicit(&p->run, memory_order_acquire);
         if (w->index < (int) (seen & THREADS_MASK)) {
             walk_job(p, w->index);
@@ -223,16 +233,19 @@ bool ggml_k3_plan_run(const struct ggml_k3_plan * plan, struct ggml_k3_pool * p,
                       bool (*stop)(void * user), void * user, double * ms) {
     GGML_ASSERT(n_threads >= 1 && n_threads <= p->n_threads);
     GGML_ASSERT(plan->work <= p->work_size && plan->scratch <= p->scratch_size);
-    p->job = (struct job) {.plan = plan, .n_threads = n_threads, .stop = stop, .user = user, .ms = ms};
+    p->job    = (struct job) {.plan = plan, .n_threads = n_threads, .stop = stop, .user = user, .ms = ms};
+    p->waited = 0.0;
     atomic_store(&p->stop_at, UINT32_MAX);
     if (n_threads > 1) {
-        const unsigned number = (atomic_load(&p->run) & ~(unsigned) THREADS_MASK) + THREADS_MASK + 1;
-        atomic_store(&p->run, number | (unsigned) n_threads);
+        const uint64_t number = (atomic_load(&p->run) | THREADS_MASK) + 1;
+        atomic_store(&p->run, number | (uint64_t) n_threads);
         wake_all(p);
     }
     walk_job(p, 0);
     return atomic_load(&p->stop_at) == UINT32_MAX;
 }
+
+double ggml_k3_pool_waited(const struct ggml_k3_pool * p) { return p->waited; }
 
 static void free_memory(struct ggml_k3_pool * p) {
     for (int i = 0; i < p->n_threads; i++) {
