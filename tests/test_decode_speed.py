@@ -210,17 +210,14 @@ def test_two_sequences_cost_no_more_than_each_alone(model: Model) -> None:
 
 
 def test_how_the_depth_was_reached_does_not_matter(model: Model) -> None:
-    """Filled, read in one piece, in many turns with answers between, restored from another context.
+    """Filled, read in one piece, in many turns with answers between, restored from a snapshot.
 
     The counters are not reset between prefill and decode: decode must not contain the prefill.
     """
     depth, turn, answer = 8 << 10, 256, 4
     tokens = np.random.default_rng(0).integers(0, model.info.n_vocab, depth)
 
-    with (
-        model.context(n_ctx=depth + ROOM, n_seq_max=3) as context,
-        model.context(n_ctx=depth + ROOM) as other,
-    ):
+    with model.context(n_ctx=depth + ROOM, n_seq_max=4) as context:
         context.fill(depth, seq=0)
         context.reset_counters()
         context.decode(tokens, seq=1)
@@ -231,7 +228,7 @@ def test_how_the_depth_was_reached_does_not_matter(model: Model) -> None:
             context.decode(tokens[start : start + turn - answer], seq=2)
             for token in tokens[start + turn - answer : start + turn].tolist():
                 context.decode([token], seq=2)
-        other.restore(0, context.snapshot(1))
+        context.restore(3, context.snapshot(1))
 
         def holds(costs: Costs) -> None:
             filled = costs["filled"].total
@@ -244,7 +241,7 @@ def test_how_the_depth_was_reached_does_not_matter(model: Model) -> None:
                 "filled": partial(step, context, (0,)),
                 "one piece": partial(step, context, (1,)),
                 "many turns": partial(step, context, (2,)),
-                "restored": partial(step, other),
+                "restored": partial(step, context, (3,)),
             }
         ).check(holds)
 

@@ -14,7 +14,7 @@
 enum {
     FEW_SPINS    = 2000,    // pauses in a barrier, some 20 us
     MANY_SPINS   = 200000,  // some 3 ms
-    IDLE_SPINS   = 20000,   // pauses, then yields, between two plans before a thread sleeps: the sampler runs meanwhile
+    IDLE_SPINS   = 4000,    // pauses, then yields, between two plans before a thread sleeps: about a millisecond
     THREAD_STACK = 1 << 20,
     THREADS_MASK = 0xFFFF,
 };
