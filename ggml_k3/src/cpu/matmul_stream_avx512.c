@@ -17,14 +17,14 @@ struct group {
 };
 
 // For a row that does not exist, row 0.
-K3_STREAM_INLINE const uint8_t * row_at(const struct group * group, int rows, int r) {
+K3_INLINE const uint8_t * row_at(const struct group * group, int rows, int r) {
     const size_t offset[4] = {0, group->stride, 2 * group->stride, group->stride3};
     return r < rows ? group->quarter[r / 4] + offset[r % 4] : group->quarter[0];
 }
 
 // The first `bytes` of 64 bytes of each row, the others 0, as columns.
-K3_STREAM_INLINE void load_columns(enum ggml_type type, const struct group * group, int rows, size_t at, int bytes,
-                                   __m512i column[COLUMNS]) {
+K3_INLINE void load_columns(enum ggml_type type, const struct group * group, int rows, size_t at, int bytes,
+                            __m512i column[COLUMNS]) {
     __m512i row[16], pair[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++) {
@@ -46,8 +46,8 @@ K3_STREAM_INLINE void load_columns(enum ggml_type type, const struct group * gro
 }
 
 // y + the columns of `bytes` of each row times their activations
-K3_STREAM_INLINE __m512 add_columns(enum ggml_type type, const __m512i column[COLUMNS], int bytes, const uint8_t * x,
-                                    __m512 y) {
+K3_INLINE __m512 add_columns(enum ggml_type type, const __m512i column[COLUMNS], int bytes, const uint8_t * x,
+                             __m512 y) {
     const int width = type == GGML_TYPE_F16 ? 2 : 4;  // bytes of a column in a row
     __asm__("" : "+r"(x));                            // one pointer: GCC 12 else keeps the sixteen addresses
 #pragma GCC unroll 32
@@ -62,8 +62,8 @@ K3_STREAM_INLINE __m512 add_columns(enum ggml_type type, const __m512i column[CO
 }
 
 // 64 bytes of each row, times all tokens. `one` token's result stays in a register.
-K3_STREAM_INLINE void add_step(enum ggml_type type, const struct k3_matmul_args * args, const struct group * group,
-                               int rows, size_t at, int bytes, int one, __m512 * y) {
+K3_INLINE void add_step(enum ggml_type type, const struct k3_matmul_args * args, const struct group * group, int rows,
+                        size_t at, int bytes, int one, __m512 * y) {
     __m512i column[COLUMNS];
     load_columns(type, group, rows, at, bytes, column);
     const size_t act = type == GGML_TYPE_F16 ? 2 * at : at;
@@ -73,7 +73,7 @@ K3_STREAM_INLINE void add_step(enum ggml_type type, const struct k3_matmul_args 
 }
 
 // 64 bytes of each row are read into the level 2 cache: AHEAD of those in use, or at the start of the next rows.
-K3_STREAM_INLINE void prefetch_step(const struct group * group, const uint8_t * next, size_t at, size_t bytes) {
+K3_INLINE void prefetch_step(const struct group * group, const uint8_t * next, size_t at, size_t bytes) {
     const uint8_t * p = at + AHEAD < bytes ? group->quarter[0] + at + AHEAD : next + (at + AHEAD - bytes);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++, p += 4 * group->stride) {
@@ -85,8 +85,8 @@ K3_STREAM_INLINE void prefetch_step(const struct group * group, const uint8_t * 
 }
 
 // Up to sixteen rows from `first`; next: the rows that come then.
-K3_STREAM_INLINE void sixteen_rows(enum ggml_type type, const struct k3_matmul_args * args, const struct group * group,
-                                   int rows, int64_t first, const uint8_t * next, int one) {
+K3_INLINE void sixteen_rows(enum ggml_type type, const struct k3_matmul_args * args, const struct group * group,
+                            int rows, int64_t first, const uint8_t * next, int one) {
     const size_t bytes = (size_t) args->k * (type == GGML_TYPE_F32 ? 4 : 2);
     __m512 y[K3_STREAM_TOKENS];
     for (int64_t t = 0; t < (one ? 1 : args->n_tokens); t++) {
@@ -103,7 +103,7 @@ K3_STREAM_INLINE void sixteen_rows(enum ggml_type type, const struct k3_matmul_a
     }
 }
 
-K3_STREAM_INLINE void stream(enum ggml_type type, const struct k3_matmul_args * args, int one) {
+K3_INLINE void stream(enum ggml_type type, const struct k3_matmul_args * args, int one) {
     const size_t stride = args->row_bytes;
     const uint8_t * w   = (const uint8_t *) args->w + (size_t) args->first * stride;
     for (int64_t row = args->first; row < args->last; row += K3_STREAM_ROWS, w += K3_STREAM_ROWS * stride) {
@@ -118,7 +118,7 @@ K3_STREAM_INLINE void stream(enum ggml_type type, const struct k3_matmul_args * 
     }
 }
 
-K3_STREAM_INLINE void stream_any(enum ggml_type type, const struct k3_matmul_args * args) {
+K3_INLINE void stream_any(enum ggml_type type, const struct k3_matmul_args * args) {
     if (args->n_tokens == 1) {
         stream(type, args, 1);
     } else {

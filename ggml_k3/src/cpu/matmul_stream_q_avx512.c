@@ -56,13 +56,13 @@ struct job {
 // The lane of a strip's sums that belongs to a block. Pieces are the lanes of a quarter. A piece's last 16 bytes of
 // weights are quarter 0, then come the others in order. In Q8_0 two quarters are one block, and a strip has two times
 // four pieces: quarters 1 + 2 (first block) and 0 + 3 (second block) of the one, then of the other.
-K3_STREAM_INLINE int lane_of(enum ggml_type type, int block) {
+K3_INLINE int lane_of(enum ggml_type type, int block) {
     return IS_MXFP4(type) ? (block + 1) % 4 * 4 + block / 4 : block / 8 * 8 + block % 2 * 4 + block % 8 / 2;
 }
 
 // Byte i of a piece's weights, in the order just described; instead of the last 4, which are not among the first 64
 // bytes of the piece, its scales.
-K3_STREAM_INLINE __m512i piece_order(enum ggml_type type) {
+K3_INLINE __m512i piece_order(enum ggml_type type) {
     uint8_t from[64];
 #pragma GCC unroll 64
     for (int i = 0; i < 64; i++) {
@@ -78,7 +78,7 @@ K3_STREAM_INLINE __m512i piece_order(enum ggml_type type) {
 
 // Four pieces of a row, `blocks` of whose blocks are in the row. Lane q of each quarter of v[j] = dword j of piece q's
 // quarter; scales: 4 bytes of every piece.
-K3_STREAM_INLINE void load_pieces(enum ggml_type type, const uint8_t * p, int blocks, __m512i v[4], uint8_t * scales) {
+K3_INLINE void load_pieces(enum ggml_type type, const uint8_t * p, int blocks, __m512i v[4], uint8_t * scales) {
     const __m512i order = piece_order(type);
     __m512i piece[4];
 #pragma GCC unroll 4
@@ -105,7 +105,7 @@ K3_STREAM_INLINE void load_pieces(enum ggml_type type, const uint8_t * p, int bl
 }
 
 // The weights of one strip of a row as unsigned bytes.
-K3_STREAM_INLINE void load_strip(enum ggml_type type, const uint8_t * p, int blocks, __m512i w[8], uint8_t * scales) {
+K3_INLINE void load_strip(enum ggml_type type, const uint8_t * p, int blocks, __m512i w[8], uint8_t * scales) {
     if (IS_MXFP4(type)) {
         const __m512i codes = _mm512_broadcast_i32x4(
             _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
@@ -127,13 +127,13 @@ K3_STREAM_INLINE void load_strip(enum ggml_type type, const uint8_t * p, int blo
 }
 
 // acc += the four products of bytes in every lane. An intrinsic makes GCC 12 copy and spill accumulators.
-K3_STREAM_INLINE void dot4(__m512i * acc, __m512i w, __m512i x) {
+K3_INLINE void dot4(__m512i * acc, __m512i w, __m512i x) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*acc) : "v"(w), "v"(x));
 }
 
 // The integer dot products of one strip of two rows with every token's activations. slot: of the strip in its panel.
-K3_STREAM_INLINE void two_rows_sums(const struct job * job, enum ggml_type type, const uint8_t * const p[2], int blocks,
-                                    int row, int64_t strip, int64_t slot) {
+K3_INLINE void two_rows_sums(const struct job * job, enum ggml_type type, const uint8_t * const p[2], int blocks,
+                             int row, int64_t strip, int64_t slot) {
     const struct strip_acts * acts = job->acts + strip;
     __m512i * sums                 = job->sums + slot * job->args->n_tokens * K3_STREAM_ROWS + row;
     uint8_t * scales               = job->scales + slot * SCALES(type) * 256 + row / 4 * 16;
@@ -170,14 +170,14 @@ K3_STREAM_INLINE void two_rows_sums(const struct job * job, enum ggml_type type,
 }
 
 // Goes on with the linear prefetch.
-K3_STREAM_INLINE void prefetch_lines(struct job * job, int lines) {
+K3_INLINE void prefetch_lines(struct job * job, int lines) {
     if (job->ahead < job->end) k3_stream_prefetch(job->ahead, 64 * (size_t) lines);
     job->ahead += 64 * lines;
 }
 
 // The integer dot products of a panel of up to sixteen rows, strips `from` to `to`.
-K3_STREAM_INLINE void panel_sums(struct job * job, enum ggml_type type, const uint8_t * w, int rows, int64_t from,
-                                 int64_t to) {
+K3_INLINE void panel_sums(struct job * job, enum ggml_type type, const uint8_t * w, int rows, int64_t from,
+                          int64_t to) {
     const size_t stride = job->args->row_bytes, bytes = STRIP * BLOCK_BYTES(type);
     w += (size_t) from * bytes;
     for (int row = 0; row < rows; row += 2, w += 2 * stride) {
@@ -196,7 +196,7 @@ K3_STREAM_INLINE void panel_sums(struct job * job, enum ggml_type type, const ui
 }
 
 // The scales of a strip as floats, lanes = rows. MXFP4: 2^(e - 128), as the codes are doubled; NaN for e = 255.
-K3_STREAM_INLINE void load_scales(enum ggml_type type, const uint8_t * scales, __m512 scale[STRIP]) {
+K3_INLINE void load_scales(enum ggml_type type, const uint8_t * scales, __m512 scale[STRIP]) {
     for (int h = 0; h < SCALES(type); h++) {
         const __m512i * bytes = (const __m512i *) (const void *) (scales + 256 * h);
         __m512i v[4];
@@ -220,8 +220,8 @@ K3_STREAM_INLINE void load_scales(enum ggml_type type, const uint8_t * scales, _
 }
 
 // y + the blocks of one strip, lanes = rows; y[i]: part i of `packed` of the blocks, each with the activations d
-K3_STREAM_INLINE void add_blocks(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
-                                 const float * d, int blocks, int packed, __m512 * y) {
+K3_INLINE void add_blocks(enum ggml_type type, const __m512i sums[K3_STREAM_ROWS], const __m512 scale[STRIP],
+                          const float * d, int blocks, int packed, __m512 * y) {
     __m512i column[STRIP];
     __m512 part[4];
     const int each = STRIP / packed;
@@ -244,8 +244,8 @@ K3_STREAM_INLINE void add_blocks(enum ggml_type type, const __m512i sums[K3_STRE
 }
 
 // Adds one strip of up to sixteen rows to the tokens' results.
-K3_STREAM_INLINE void add_strip(const struct job * job, enum ggml_type type, int64_t strip, int64_t slot, int blocks,
-                                int packed) {
+K3_INLINE void add_strip(const struct job * job, enum ggml_type type, int64_t strip, int64_t slot, int blocks,
+                         int packed) {
     const int64_t n = job->args->n_tokens;
     __m512 scale[STRIP];
     load_scales(type, job->scales + slot * SCALES(type) * 256, scale);
@@ -257,7 +257,7 @@ K3_STREAM_INLINE void add_strip(const struct job * job, enum ggml_type type, int
 }
 
 // Lane r of y[i] is row packed * r + i. `rows`: of the job.
-K3_STREAM_INLINE void store_packed(const __m512 * y, int packed, int rows, float * to) {
+K3_INLINE void store_packed(const __m512 * y, int packed, int rows, float * to) {
     const __m512i even = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i odd  = _mm512_add_epi32(even, _mm512_set1_epi32(8));
     __m512 out[4];
@@ -283,8 +283,8 @@ K3_STREAM_INLINE void store_packed(const __m512 * y, int packed, int rows, float
 }
 
 // The results of up to sixteen rows of a matrix whose rows are packed, one strip each.
-K3_STREAM_INLINE void sixteen_packed(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows,
-                                     int packed) {
+K3_INLINE void sixteen_packed(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows,
+                              int packed) {
     for (int64_t i = 0; i < job->args->n_tokens * packed; i++) {
         job->y[i] = _mm512_setzero_ps();
     }
@@ -297,7 +297,7 @@ K3_STREAM_INLINE void sixteen_packed(struct job * job, enum ggml_type type, cons
 }
 
 // The results of up to sixteen rows.
-K3_STREAM_INLINE void sixteen_rows(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows) {
+K3_INLINE void sixteen_rows(struct job * job, enum ggml_type type, const uint8_t * w, int64_t first, int rows) {
     const struct k3_matmul_args * args = job->args;
     for (int64_t t = 0; t < args->n_tokens; t++) {
         job->y[t] = _mm512_setzero_ps();
@@ -323,7 +323,7 @@ K3_STREAM_INLINE void sixteen_rows(struct job * job, enum ggml_type type, const 
 static int64_t strips_of(int64_t k) { return (k + BLOCK * STRIP - 1) / (BLOCK * STRIP); }
 
 // A token's activations in the order of the weights.
-K3_STREAM_INLINE void order_acts(enum ggml_type type, const int8_t * act, int64_t k, struct strip_acts * strips) {
+K3_INLINE void order_acts(enum ggml_type type, const int8_t * act, int64_t k, struct strip_acts * strips) {
     const size_t quants = (size_t) (k + 127) / 128 * 128;
     const int64_t n     = strips_of(k);
     const int32_t * sum = (const int32_t *) (const void *) (act + quants) + STRIP * n;  // behind q and d
@@ -354,14 +354,13 @@ static int64_t panel_strips(int64_t strips, int64_t n_tokens) { return strips * 
 // The strips of a panel of this call. All: memory is read row by row, little ahead. One, where the sums of all would
 // need too much cache: it is read sixteen rows ahead, which costs a call the time of its first sixteen rows. For Q8_0
 // that is the faster way when the rows are many.
-K3_STREAM_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum ggml_type type, int64_t strips) {
+K3_INLINE int64_t choose_panel(const struct k3_matmul_args * args, enum ggml_type type, int64_t strips) {
     const bool many = args->last - args->first >= (strips <= SHORT ? LONG_SHORT : LONG);
     return !IS_MXFP4(type) && many ? 1 : panel_strips(strips, args->n_tokens);
 }
 
 // Memory is read ahead from here on, and the activations are put in order. most: results of a token in y.
-K3_STREAM_INLINE struct job start_job(const struct k3_matmul_args * args, enum ggml_type type, int64_t panel,
-                                      int most) {
+K3_INLINE struct job start_job(const struct k3_matmul_args * args, enum ggml_type type, int64_t panel, int most) {
     const int64_t n = args->n_tokens, strips = strips_of(args->k);
     const uint8_t * w        = (const uint8_t *) args->w + (size_t) args->first * args->row_bytes;
     struct strip_acts * acts = args->scratch;
@@ -388,7 +387,7 @@ K3_STREAM_INLINE struct job start_job(const struct k3_matmul_args * args, enum g
     return job;
 }
 
-K3_STREAM_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type type) {
+K3_INLINE void stream(const struct k3_matmul_args * args, enum ggml_type type) {
     const size_t stride = args->row_bytes;
     struct job job      = start_job(args, type, choose_panel(args, type, strips_of(args->k)), 1);
     const uint8_t * w   = job.w;
@@ -416,7 +415,7 @@ static void repeat_act(const int8_t * act, int64_t k, int8_t * wide) {
 }
 
 // As `stream`; args->last - args->first is a multiple of `packed`, and rows lie one behind the other.
-K3_STREAM_INLINE void stream_packed(const struct k3_matmul_args * args, enum ggml_type type, int packed) {
+K3_INLINE void stream_packed(const struct k3_matmul_args * args, enum ggml_type type, int packed) {
     const int64_t n = args->n_tokens, rows = (args->last - args->first) / packed;
     const void * acts[K3_STREAM_TOKENS];
     int8_t * memory           = args->scratch;

@@ -11,7 +11,7 @@
 //         block of K: its part of the tile's activations stays in L2 while the rows of the panel pass
 //           group of rows: sums in registers
 #include "matmul_avx512.h"
-#include "simd.h"
+#include "transpose_avx512.h"
 
 enum {
     LINE         = 64,
@@ -322,32 +322,6 @@ static struct plan plan_of(enum ggml_type type, int64_t k, int64_t n_tokens) {
     return plan;
 }
 
-// Columns of a 16 x 16 matrix of dwords become rows.
-K3_INLINE void transpose(__m512i m[16]) {
-    __m512i t[16];
-    UNROLL for (int i = 0; i < 16; i += 2) {
-        t[i]     = _mm512_unpacklo_epi32(m[i], m[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(m[i], m[i + 1]);
-    }
-    UNROLL for (int i = 0; i < 16; i += 4) {  // m[i + c]: four rows, columns c, c + 4, c + 8, c + 12
-        m[i]     = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        m[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        m[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        m[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    UNROLL for (int c = 0; c < 4; c++) {
-        const __m512i even_low  = _mm512_shuffle_i32x4(m[c], m[c + 4], 0x88);  // columns c, c + 8 of rows 0 to 7
-        const __m512i odd_low   = _mm512_shuffle_i32x4(m[c], m[c + 4], 0xdd);
-        const __m512i even_high = _mm512_shuffle_i32x4(m[c + 8], m[c + 12], 0x88);
-        const __m512i odd_high  = _mm512_shuffle_i32x4(m[c + 8], m[c + 12], 0xdd);
-        t[c]                    = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
-        t[c + 4]                = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
-        t[c + 8]                = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
-        t[c + 12]               = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
-    }
-    UNROLL for (int i = 0; i < 16; i++) { m[i] = t[i]; }
-}
-
 // Dwords [0, n) from `offset` bytes into the rows of up to 16 tokens -> out[dword][token], `width` tokens apart;
 // missing tokens are zeros. n is a multiple of 16. `split` puts the 32 dwords of four blocks into the blocks' order.
 static void interleave(const void * const * acts, int64_t n_tokens, size_t offset, int64_t n, bool split, int64_t width,
@@ -358,7 +332,7 @@ static void interleave(const void * const * acts, int64_t n_tokens, size_t offse
             const __mmask16 in = t < n_tokens ? 0xffff : 0;
             m[t] = _mm512_maskz_loadu_epi32(in, (const uint8_t *) acts[t < n_tokens ? t : 0] + offset + 4 * d);
         }
-        transpose(m);
+        k3_transpose_16x16(m, m);
         UNROLL for (int i = 0; i < 16; i++) {
             const int64_t to = split ? d / 32 * 32 + i / 4 * 8 + d % 32 / 4 + i % 4 : d + i;
             _mm512_store_si512(out + to * width, m[i]);
@@ -395,7 +369,7 @@ static void store_tile(const float * acc, int64_t width, int64_t n_rows, int64_t
         for (int64_t t = 0; t < n_tokens; t += LANES) {
             __m512i m[16];
             UNROLL for (int i = 0; i < 16; i++) { m[i] = _mm512_load_si512(acc + (r + i) * width + t); }
-            transpose(m);
+            k3_transpose_16x16(m, m);
             UNROLL for (int i = 0; i < 16; i++) {
                 if (t + i < n_tokens) {
                     _mm512_mask_storeu_epi32(y[t + i] + first_row + r, rows, m[i]);

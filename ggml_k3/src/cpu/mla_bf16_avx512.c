@@ -5,6 +5,7 @@
 // 8-bit queries would be faster, but their error is ten times that of bf16.
 #include "mla_bf16.h"
 #include "simd.h"
+#include "transpose_avx512.h"
 
 #include <stdbool.h>
 
@@ -93,34 +94,6 @@ static void query_elements(const struct k3_mla_panel * panel, int row, int64_t f
     }
 }
 
-static void transpose(__m512i * a) {
-    __m512i b[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        b[i]     = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        a[i]     = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m512i low0  = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88),
-                      low1  = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-        const __m512i high0 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-        const __m512i high1 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-        b[i]                = _mm512_shuffle_i32x4(low0, high0, 0x88);
-        b[i + 4]            = _mm512_shuffle_i32x4(low1, high1, 0x88);
-        b[i + 8]            = _mm512_shuffle_i32x4(low0, high0, 0xdd);
-        b[i + 12]           = _mm512_shuffle_i32x4(low1, high1, 0xdd);
-    }
-    memcpy(a, b, sizeof(b));
-}
-
 void k3_mla_bf16_pack(const struct k3_mla_panel * panel, void * scratch) {
     const struct memory a = memory_of(panel, scratch);
     const int vectors = vectors_of(panel), few = few_rows(panel->n_rows);
@@ -138,7 +111,7 @@ void k3_mla_bf16_pack(const struct k3_mla_panel * panel, void * scratch) {
                     x[i] = (__m512i) _mm512_cvtne2ps_pbh(v_load(y + LANES) * factor, v_load(y) * factor);
                 }
             }
-            transpose(x);
+            k3_transpose_16x16(x, x);
             for (int64_t i = 0; i < LANES && first + i < pairs; i++) {
                 if (vectors == FEW) {
                     memcpy(a.q + (first + i) * few, &x[i], (size_t) few * sizeof(*a.q));
