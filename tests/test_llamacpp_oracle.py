@@ -18,7 +18,8 @@ from convert.cli import main
 from tests.conftest import CheckpointFactory
 from tests.reference.model import ReferenceModel
 
-ORACLE = Path(__file__).parent / "oracles" / "llamacpp_logits.py"
+ROOT = Path(__file__).resolve().parent.parent
+ORACLE = "tests.oracles.llamacpp_logits"
 N_TOKENS = 48
 TOP = 20
 # F32 weights and cache: float32 against float64, and llama.cpp's eps of 1e-5 in the norms that have 1e-6.
@@ -32,9 +33,14 @@ Logprobs = dict[int, list[tuple[int, float]]]  # by number of tokens seen
 def llamacpp(model: Path, tokens: list[int]) -> Logprobs:
     """The likeliest next tokens after each prefix."""
     ids = ",".join(map(str, tokens))
-    command = [sys.executable, str(ORACLE), str(model), "--tokens", ids, "--all", "--top", str(TOP)]
+    command = [sys.executable, "-m", ORACLE, str(model), "--tokens", ids, "--all", "--top", str(TOP)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)

@@ -24,7 +24,8 @@ from scripts.bench_model.weights import f32_values, matrix_rms
 from scripts.bench_model.writer import lay_out, write_model
 from tests.test_make_tiny_checkpoint import REAL_K3
 
-ORACLE = Path(__file__).parent / "oracles" / "llamacpp_logits.py"
+ROOT = Path(__file__).resolve().parent.parent
+ORACLE = "tests.oracles.llamacpp_logits"
 SMALL: dict[str, Any] = {
     "n_layer": 4,
     "layer_kinds": layer_kinds(4),
@@ -139,9 +140,14 @@ def test_loads_in_llama_cpp(hp: HyperParameters, tmp_path: Path) -> None:
     """With this vocabulary; the likeliest tokens are the same here, up to what 8-bit activations change."""
     write_model(lay_out(hp, "small"), tmp_path / "x.gguf", seed=1)
     tokens = [3, 200, 31, 7, 99]
-    command = [sys.executable, str(ORACLE), str(tmp_path / "x.gguf"), "--tokens", ",".join(map(str, tokens))]
+    command = [sys.executable, "-m", ORACLE, str(tmp_path / "x.gguf"), "--tokens", ",".join(map(str, tokens))]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = [token for token, _ in json.loads(done.stdout)["positions"][0]["top"]]

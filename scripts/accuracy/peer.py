@@ -11,9 +11,7 @@ the prefix before, so that each request evaluates one token.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +19,24 @@ import numpy as np
 import xllamacpp
 from numpy.typing import NDArray
 
+from scripts.peers.xllamacpp_server import any_letter, ask, server_params
+
 CACHES = {
     name: getattr(xllamacpp.ggml_type, f"GGML_TYPE_{name.upper()}") for name in ("f32", "f16", "bf16", "q8_0")
 }
 
 
 def open_server(path: str, n_ctx: int, cache: str) -> Any:
-    """A server on a free port of this machine; flash attention as it decides itself."""
-    params = xllamacpp.CommonParams()
-    params.model.path = path
-    params.n_ctx = n_ctx
-    params.n_parallel = 1
-    params.n_gpu_layers = 0
-    params.port = 0
+    """A server with flash attention as it decides itself."""
+    params = server_params(path, n_ctx, threads=1)
     params.cache_type_k = params.cache_type_v = CACHES[cache]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    params.warmup = False
-    params.fit_params = False
     return xllamacpp.Server(params)
-
-
-def ask(server: Any, route: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One HTTP request to the server."""
-    call = urllib.request.Request(
-        f"{server.listening_address}/{route}",
-        json.dumps(request).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(call, timeout=600) as reply:
-        answer: dict[str, Any] = json.load(reply)
-    return answer
 
 
 def log_probabilities(server: Any, prompt: list[int], n_vocab: int, drawn: int) -> NDArray[np.float32]:
     """[n_vocab] after the prompt, of the raw logits.
 
-    `drawn`: the token that a bias makes the answer. Any whole character will do: the server leaves the
-    probabilities out where the answer is part of one.
+    `drawn`: the token that a bias makes the answer, see any_letter.
     """
     request = {
         "prompt": prompt,
@@ -86,7 +65,7 @@ def main() -> int:
     args = parser.parse_args()
     tokens = [int(token) for token in args.tokens.split(",")]
     server = open_server(args.model, args.length + 16, args.cache)
-    letter = ask(server, "tokenize", {"content": "a", "add_special": False})["tokens"][0]
+    letter = any_letter(server)
     prompts = [tokens[end // args.length * args.length : end + 1] for end in range(len(tokens))]
     np.save(args.out, np.stack([log_probabilities(server, each, args.vocab, letter) for each in prompts]))
     return 0

@@ -7,6 +7,8 @@ layer are smaller, which keeps the file in a small machine's memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from convert.config import KDA, KIMI_K3, KIMI_LINEAR, MLA, HyperParameters
 
 FULL_ATTENTION_EVERY = 4
@@ -49,34 +51,19 @@ K3_MID = HyperParameters(
     layer_kinds=layer_kinds(12),
 )
 
-K3_SLICE = HyperParameters(
-    arch=KIMI_K3,
+K3_SLICE = replace(
+    K3_MID,
     n_layer=4,
     n_embd=7168,
     n_vocab=2048,  # of 163,840
-    n_ctx=1 << 20,
     n_head=96,
     n_ff=6144,  # of 33,792
-    n_layer_dense=1,
-    rms_eps=1e-5,
-    rope_theta=None,
-    kda_head_dim=128,
-    conv_kernel=4,
-    gate_lower_bound=-5.0,
     q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_dim=128,
-    qk_rope_dim=64,
-    v_head_dim=128,
     n_expert=32,  # of 896
     n_expert_used=16,
     n_expert_shared=2,
-    n_expert_group_used=1,
     n_ff_expert=3072,
     n_latent=3584,
-    routed_scale=1.0,
-    situ_beta=4.0,
-    situ_linear_beta=25.0,
     attn_res_block=12,
     layer_kinds=layer_kinds(4),
 )

@@ -97,7 +97,7 @@ def _measure(args: argparse.Namespace, peers: Path) -> Measured:
             mode = ["-lm", "none"] if args.no_mmap else []
             engines[engine] = [str(llama_bench(peers, args.jobs)), "-fa", "on", *mode]
         else:
-            engines[engine] = [sys.executable, str(ROOT / "scripts" / "peers" / "xllamacpp_bench.py")]
+            engines[engine] = [sys.executable, "-m", "scripts.peers.xllamacpp_bench"]
         depths[engine] = args.peer_depths or args.depths
     plan = Plan(args.model, args.threads, args.p, args.n, depths, args.rounds)
     return run_all(plan, engines, build_ceilings(peers), args.about, machine_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,7 +129,9 @@ def _median(rounds: Sequence[dict[str, float]], name: str) -> float:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    paths = [path for path in (os.environ.get("PYTHONPATH"), str(ROOT)) if path]  # finds scripts.peers
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise OSError(f"{command[0]}: exit status {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout

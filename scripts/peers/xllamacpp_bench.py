@@ -9,38 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.request
 from typing import Any
 
 import numpy as np
 import xllamacpp
 
+from scripts.peers.xllamacpp_server import ask, server_params
+
 
 def open_server(path: str, n_ctx: int, threads: int) -> Any:
-    params = xllamacpp.CommonParams()
-    params.model.path = path
-    params.n_ctx = n_ctx
-    params.n_parallel = 1
-    params.n_gpu_layers = 0
-    params.port = 0
-    params.cpuparams.n_threads = threads
-    params.cpuparams_batch.n_threads = threads
+    params = server_params(path, n_ctx, threads)
     params.warmup = True
-    params.fit_params = False
     return xllamacpp.Server(params)
 
 
 def complete(server: Any, prompt: list[int], n_predict: int) -> dict[str, Any]:
     """The server's timings of one request."""
     request = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": True, "ignore_eos": True}
-    call = urllib.request.Request(
-        f"{server.listening_address}/completion",
-        json.dumps(request).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(call, timeout=24 * 3600) as reply:
-        answer: dict[str, Any] = json.load(reply)
-    timings: dict[str, Any] = answer["timings"]
+    timings: dict[str, Any] = ask(server, "completion", request, timeout=24 * 3600)["timings"]
     return timings
 
 

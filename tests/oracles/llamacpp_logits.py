@@ -2,7 +2,7 @@
 
 Run as a process of its own, since llama.cpp brings its own ggml:
 
-    python llamacpp_logits.py MODEL.gguf --tokens 5,17,3 [--top 20] [--all]
+    python -m tests.oracles.llamacpp_logits MODEL.gguf --tokens 5,17,3 [--top 20] [--all]
 
 Prints one JSON object: `n_tokens`, and `positions`, a list of {"position": p, "top": [[id, logprob], ...]} in
 falling order; p counts the tokens seen, so that p = n_tokens is the prediction after the whole sequence.
@@ -15,42 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import urllib.request
 from typing import Any
 
 import xllamacpp
 
-GGML_TYPE_F32 = 0
+from scripts.peers.xllamacpp_server import any_letter, ask, server_params
 
 
 def open_server(path: str, n_ctx: int, threads: int) -> Any:
-    """A server that listens on a free port of this machine."""
-    params = xllamacpp.CommonParams()
-    params.model.path = path
-    params.n_ctx = n_ctx
-    params.n_parallel = 1
-    params.n_gpu_layers = 0
-    params.port = 0
+    params = server_params(path, n_ctx, threads)
     params.cache_type_k = xllamacpp.ggml_type.GGML_TYPE_F32
     params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.cpuparams.n_threads = threads
-    params.cpuparams_batch.n_threads = threads
-    params.warmup = False
-    params.fit_params = False
     return xllamacpp.Server(params)
-
-
-def ask(server: Any, route: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One HTTP request to the server."""
-    call = urllib.request.Request(
-        f"{server.listening_address}/{route}",
-        json.dumps(request).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(call, timeout=120) as reply:
-        answer: dict[str, Any] = json.load(reply)
-    return answer
 
 
 def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, float]]:
@@ -59,7 +36,7 @@ def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, fl
     The probabilities are those of the raw logits. The token that is drawn does not matter, but the server
     leaves the probabilities out where it is an incomplete character: a bias makes it always the letter "a".
     """
-    letter = ask(server, "tokenize", {"content": "a", "add_special": False})["tokens"][0]
+    letter = any_letter(server)
     request = {
         "prompt": tokens,
         "n_predict": 1,
@@ -68,7 +45,7 @@ def top_logprobs(server: Any, tokens: list[int], top: int) -> list[tuple[int, fl
         "cache_prompt": False,
         "post_sampling_probs": False,
     }
-    answer = ask(server, "completion", request)
+    answer = ask(server, "completion", request, timeout=120)
     if "completion_probabilities" not in answer:
         raise RuntimeError(f"no probabilities in the answer: {str(answer)[:500]}")
     if answer["tokens_evaluated"] != len(tokens):
