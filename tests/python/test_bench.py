@@ -287,7 +287,6 @@ def test_library_without_fill(model: Model, monkeypatch: pytest.MonkeyPatch) -> 
         run_one(model, [BenchTest(0, 2, 32)], fill=True)
 
 
-@pytest.mark.skipif(not hasattr(Context, "fill"), reason="Context.fill is not there yet")
 def test_filled_depth(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["-m", str(tiny_gguf), "-p", "8", "-n", "2", "-d", "0,64", "-r", "2", "--fill", "-o", "json"]
     found = json.loads(run_main(capsys, *args)[0])
@@ -327,7 +326,6 @@ def test_lines_of_the_plot() -> None:
 
 
 def test_plot(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"
     run_main(capsys, "-m", tiny_gguf, "-p", "8", "-n", "2", "-d", "0,16", "-r", "2", "--plot", path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n") and path.stat().st_size > 10_000
