@@ -2,10 +2,10 @@
 
     python scripts/bench_server.py MODEL.gguf [-t N] [--rounds N] [--n-predict N]
 
-Each round measures llama-bench's decode, one stream of the server, and eight streams at once. A stream's speed
-is taken by the client: tokens behind the first one over the time between the first and the last. For eight
-streams: all tokens between the moment at which the last of them has begun and the one at which the first ends.
-The ratios are those of each round; medians are printed.
+Each round measures llama-bench's decode, one stream of the server, and eight streams at once. A
+stream's speed is taken by the client: tokens behind the first one over the time between the first
+and the last. For eight streams: all tokens between the moment at which the last of them has begun
+and the one at which the first ends. The ratios are those of each round; medians are printed.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def main() -> int:
             one.append(single / reference)
             eight.append(many / single)
             print(
-                f"round {number + 1}: llama-bench {reference:.1f} t/s, one stream {single:.1f} ({one[-1]:.1%}), "
-                f"{STREAMS} streams {many:.1f} ({eight[-1]:.2f} x one)"
+                f"round {number + 1}: llama-bench {reference:.1f} t/s, one stream {single:.1f} "
+                f"({one[-1]:.1%}), {STREAMS} streams {many:.1f} ({eight[-1]:.2f} x one)"
             )
     print(
         f"medians: one stream {median(one):.1%} of llama-bench, {STREAMS} streams {median(eight):.2f} x one"

@@ -1,11 +1,12 @@
-"""Load on llama-server: parallel streams, a long queue, clients that leave; nothing may be lost or stuck.
+"""Load on llama-server: parallel streams, a long queue, clients that leave; nothing may be lost.
 
     python scripts/load_server.py MODEL.gguf [--minutes M] [--waiting N]
 
-Keeps N requests open against a server of eight slots: chats and texts, streamed or not, short and long, from a
-small set of prompts whose greedy answers are asked for first, alone. A third of the clients leave at a random
-moment. Every answer that was waited for has to be the one known; at the end every slot has to be idle, the
-queue empty, and the memory where it was after the first tenth of the time. Exit status 1 where it is not so.
+Keeps N requests open against a server of eight slots: chats and texts, streamed or not, short and
+long, from a small set of prompts whose greedy answers are asked for first, alone. A third of the
+clients leave at a random moment. Every answer that was waited for has to be the one known; at the
+end every slot has to be idle, the queue empty, and the memory where it was after the first tenth of
+the time. Exit status 1 where it is not so.
 """
 
 from __future__ import annotations
