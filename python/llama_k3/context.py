@@ -26,9 +26,9 @@ KV_TYPES = {
     "q8_0": lib.LLAMA_K3_CACHE_Q8_0,
 }
 LAYER_KINDS = ("kda", "mla", "experts", "other")
-# The memory layout of llama_k3_batch_item.
-_ITEM = np.dtype({"names": ["token", "seq", "want"], "formats": ["i4", "i4", "?"], "itemsize": 12})
-if ffi.sizeof("llama_k3_batch_item") != _ITEM.itemsize:
+BATCH_ITEM = np.dtype({"names": ["token", "seq", "want"], "formats": ["i4", "i4", "?"], "itemsize": 12})
+"""What `Context.decode_items` takes: the memory layout of llama_k3_batch_item."""
+if ffi.sizeof("llama_k3_batch_item") != BATCH_ITEM.itemsize:
     raise ImportError(f"llama_k3_batch_item has {ffi.sizeof('llama_k3_batch_item')} bytes, wanted 12")
 
 
@@ -168,7 +168,7 @@ class Context(Handle):
         if logits not in ("last", "all", "none"):
             raise ArgumentError(f"logits: found {logits!r}, wanted last, all or none")
         ids = integers("tokens", tokens, 0, self.n_vocab - 1)
-        items = np.zeros(ids.size, _ITEM)
+        items = np.zeros(ids.size, BATCH_ITEM)
         items["token"] = ids
         items["seq"] = self._seq(seq)
         if logits == "all":
@@ -183,7 +183,7 @@ class Context(Handle):
         for index, row in enumerate(rows):
             if not isinstance(row, (tuple, list)) or len(row) != 3:
                 raise ArgumentError(f"items[{index}]: found {row!r}, wanted (token, seq, want)")
-        batch = np.zeros(len(rows), _ITEM)
+        batch = np.zeros(len(rows), BATCH_ITEM)
         batch["token"] = integers("token of items", [row[0] for row in rows], 0, self.n_vocab - 1)
         batch["seq"] = integers("seq of items", [row[1] for row in rows], 0, self.params.n_seq_max - 1)
         batch["want"] = [bool(row[2]) for row in rows]
@@ -192,7 +192,18 @@ class Context(Handle):
     def _decode(self, items: npt.NDArray[Any]) -> Logits:
         if not items.size:
             raise ArgumentError("tokens: found none, wanted at least one")
-        out = np.empty((int(items["want"].sum()), self.n_vocab), np.float32)
+        return self.decode_items(items, np.empty((int(items["want"].sum()), self.n_vocab), np.float32))
+
+    def decode_items(self, items: npt.NDArray[Any], out: Logits) -> Logits:
+        """As `decode_batch`, without copies: items [n] of BATCH_ITEM; the rows go to the first ones of `out`.
+
+        `out`: float32 [at least as many rows as wanted, n_vocab]. Returns it. On NonFiniteError the rows of
+        the sequences that were not cleared are valid, if all items were of one micro-batch.
+        """
+        if items.dtype != BATCH_ITEM or items.ndim != 1 or not items.size:
+            raise ArgumentError(f"items: found {items.dtype} {items.shape}, wanted at least one BATCH_ITEM")
+        if out.dtype != np.float32:
+            raise ArgumentError(f"out: found {out.dtype}, wanted float32")
         with self._borrow() as pointer:
             self._callbacks.call(
                 lib.llama_k3_decode,
