@@ -6,15 +6,49 @@ Run into its own JSON. Rendering, tokenising, grammars, parsing and stop strings
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ..xtml import Delta, Message
+from .. import xtml
+from ..chat import ChatFormat, chat_format
+from ..errors import ArgumentError, LlamaK3Error
+from .answer import Answer, AnswerRules, Reader
 from .engine.engine import Engine
-from .engine.request import Progress, Result, Sampling, TokenProbs
+from .engine.request import Constraint, Progress, Request, Sampling
+from .errors import ContextOverflowError
+from .events import Event, Finished, FinishReason, TextDelta
+from .mailbox import Channel, Mailbox
+from .readers import ChatReader, TextReader
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = [
+    "AnswerOptions",
+    "ChatTask",
+    "ContextOverflowError",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Progress",
+    "Prompt",
+    "Run",
+    "Service",
+    "TextDelta",
+    "TextTask",
+]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+MAX_ANSWERS = 32
+"""Most answers to one request."""
 
 
 @dataclass(frozen=True)
@@ -63,39 +97,6 @@ class TextTask:
 
 
 @dataclass(frozen=True)
-class TextDelta:
-    """A piece of the answer (for a TextTask kind "content"), and the tokens that were taken since
-    the last one.
-
-    `tokens` may come without text (delta None): of a control token or of a character that is not
-    whole yet.
-    """
-
-    delta: Delta | None
-    tokens: tuple[int, ...] = ()
-    probs: tuple[TokenProbs, ...] = ()
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The end. `message`: the whole answer. `stop_type`: llama.cpp's none, eos, limit or word;
-    `stopping_word`.
-
-    `n_reasoning`: tokens of the think channel.
-    """
-
-    reason: FinishReason
-    stop_type: Literal["none", "eos", "limit", "word"]
-    stopping_word: str
-    message: Message
-    n_reasoning: int
-    result: Result
-
-
-Event = TextDelta | Progress | Finished
-
-
-@dataclass(frozen=True)
 class Prompt:
     """A rendered chat. `opened`: the channel that the prompt opens. `boundaries`: see Request."""
 
@@ -108,39 +109,210 @@ class Prompt:
 class Run:
     """One answer being made. Iterate over `batches()` or await `whole()`; leaving either early cancels it."""
 
-    prompt_tokens: int
-    prompt: Sequence[int]
+    def __init__(self, engine: Engine, channel: Channel[Event | LlamaK3Error], request: Request) -> None:
+        self._engine = engine
+        self._channel = channel
+        self.request = request
+        self.prompt: Sequence[int] = request.prompt
+        self.prompt_tokens = len(request.prompt)
+        self.slot = -1
+        """The slot that answered; -1 until the end."""
 
-    def batches(self) -> AsyncIterator[list[Event]]:
+    async def batches(self) -> AsyncIterator[list[Event]]:
         """All events that have come since the last batch, in order; the last one of all is Finished.
 
         Raises the LlamaK3Error that ended the answer.
         """
-        raise NotImplementedError
+        try:
+            while True:
+                items = await self._channel.take()
+                events: list[Event] = [item for item in items if not isinstance(item, LlamaK3Error)]
+                failure = items[-1] if isinstance(items[-1], LlamaK3Error) else None
+                if events:
+                    yield events
+                if failure is not None:
+                    raise failure
+                if isinstance(events[-1], Finished):
+                    self.slot = events[-1].result.slot
+                    return
+        finally:
+            self.cancel()
 
     async def whole(self) -> tuple[Finished, list[Event]]:
         """Wait for the end: Finished, and all events before it."""
-        raise NotImplementedError
+        self._channel.wait_for_last()
+        events: list[Event] = []
+        async for batch in self.batches():
+            events += batch
+        finished = events.pop()
+        assert isinstance(finished, Finished)
+        return finished, events
 
     def cancel(self) -> None:
         """End the answer within one micro-batch."""
-        raise NotImplementedError
+        self._engine.cancel(self.request)
 
 
 class Service:
     """Starts answers on an engine; used from the event loop. Knows the model's chat format and limits."""
 
-    def __init__(self, engine: Engine, model: Any, model_name: str) -> None:
-        raise NotImplementedError
+    def __init__(
+        self, engine: Engine, model: Model, model_name: str, request_timeout: float | None = None
+    ) -> None:
+        """`request_timeout`: seconds after which a request is ended with a RequestTimeoutError."""
+        self.engine = engine
+        self.model = model
+        self.model_name = model_name
+        self.tokenizer = model.tokenizer
+        self.n_ctx = engine.slots()[0].n_ctx
+        self.chat_format: ChatFormat | None = chat_format(model.tokenizer)
+        self._request_timeout = request_timeout
+        self._workers = ThreadPoolExecutor(2, "llama-k3-text")
+        self._mailbox: Mailbox | None = None
+
+    async def in_thread(self, function: Callable[[], _T]) -> _T:
+        """Run work on texts beside the event loop, which goes on with the other streams."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
     def render(self, task: ChatTask) -> Prompt:
         """ArgumentError names the message or tool that cannot be rendered."""
-        raise NotImplementedError
+        chat = self._chat()
+        segments = chat.render(
+            task.messages,
+            task.tools,
+            thinking=task.thinking,
+            effort=task.effort,
+            tool_choice=task.tool_choice,
+            response_format=task.response_format,
+        )
+        tokens, boundaries = xtml.encode_with_boundaries(segments, self.tokenizer)
+        text = "".join(segment.text for segment in segments)
+        return Prompt(tokens, text, boundaries, chat.opened(task.thinking))
 
     async def chat(self, task: ChatTask, n: int = 1) -> list[Run]:
         """Start n answers. ArgumentError (messages, tools, schema), ContextOverflowError, QueueFullError."""
-        raise NotImplementedError
+        if not task.messages:
+            raise ArgumentError("messages: found none, wanted at least one")
+        if task.thinking_budget == 0:
+            task = replace(task, thinking=False)
+        chat = self._chat()
+
+        def prepare() -> tuple[Prompt, list[Constraint | None]]:
+            prompt = self.render(task)
+            self._check_length(prompt.tokens)
+            return prompt, [self._chat_constraint(task, prompt) for _ in range(n)]
+
+        self._check_count(n)
+        prompt, constraints = await self.in_thread(prepare)
+        rules = AnswerRules(
+            stop=task.options.stop,
+            thinking_budget=task.thinking_budget if prompt.opened == "think" else -1,
+            close_thinking=xtml.encode(chat.close_thinking(), self.tokenizer),
+            max_calls=-1 if task.parallel_tool_calls else 1,
+        )
+        return self._start(
+            prompt.tokens,
+            prompt.boundaries,
+            constraints,
+            task.options,
+            rules,
+            lambda: ChatReader(chat.reader(self.tokenizer, prompt.opened)),
+        )
 
     async def text(self, task: TextTask, n: int = 1) -> list[Run]:
         """Start n continuations; errors as for `chat`."""
+        self._check_count(n)
+        self._check_length(task.prompt)
+        constraints: list[Constraint | None] = [None] * n
+        if task.json_schema is not None or task.grammar is not None:
+            constraints = await self.in_thread(lambda: [self._text_constraint(task) for _ in range(n)])
+        return self._start(
+            task.prompt,
+            (),
+            constraints,
+            task.options,
+            AnswerRules(stop=task.options.stop),
+            lambda: TextReader(self.tokenizer),
+        )
+
+    def close(self) -> None:
+        """Ends the worker threads; the engine is its owner's."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _chat(self) -> ChatFormat:
+        if self.chat_format is None:
+            raise ArgumentError(
+                "messages: found a model whose vocabulary has no chat markers, wanted one with them "
+                "(/completion continues texts)"
+            )
+        return self.chat_format
+
+    @staticmethod
+    def _check_count(n: int) -> None:
+        if not 1 <= n <= MAX_ANSWERS:
+            raise ArgumentError(f"n: found {n}, wanted 1 .. {MAX_ANSWERS}")
+
+    def _check_length(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise ArgumentError("prompt: found no tokens, wanted at least one")
+        if len(tokens) >= self.n_ctx:
+            raise ContextOverflowError(len(tokens), self.n_ctx)
+
+    def _chat_constraint(self, task: ChatTask, prompt: Prompt) -> Constraint | None:
         raise NotImplementedError
+
+    def _text_constraint(self, task: TextTask) -> Constraint | None:
+        raise NotImplementedError
+
+    def _start(
+        self,
+        prompt: Sequence[int],
+        boundaries: Sequence[int],
+        constraints: Sequence[Constraint | None],
+        options: AnswerOptions,
+        rules: AnswerRules,
+        reader: Callable[[], Reader],
+    ) -> list[Run]:
+        """Submit one request for each constraint; all of them or none."""
+        if self._request_timeout is not None:
+            rules = replace(rules, deadline=time.monotonic() + self._request_timeout)
+        runs: list[Run] = []
+        try:
+            for index, constraint in enumerate(constraints):
+                channel: Channel[Event | LlamaK3Error] = Channel(self._loop_mailbox())
+                request = Request(
+                    prompt=prompt,
+                    sink=Answer(self.tokenizer, reader(), rules, channel.put),
+                    sampling=_numbered(options.sampling, index),
+                    max_tokens=options.max_tokens,
+                    boundaries=boundaries,
+                    constraint=constraint,
+                    n_probs=options.n_probs,
+                    cache_prompt=options.cache_prompt,
+                    slot=options.slot,
+                    max_predict_ms=options.max_predict_ms,
+                    deadline=rules.deadline,
+                    end_ids=frozenset() if options.ignore_eos else self.tokenizer.end_ids,
+                    banned=self.tokenizer.end_ids if options.ignore_eos else frozenset(),
+                    after=runs[0].request if runs else None,
+                    info={"model": self.model_name},
+                )
+                self.engine.submit(request)
+                runs.append(Run(self.engine, channel, request))
+        except LlamaK3Error:
+            for run in runs:
+                run.cancel()
+            raise
+        return runs
+
+    def _loop_mailbox(self) -> Mailbox:
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop())
+        return self._mailbox
+
+
+def _numbered(sampling: Sampling, index: int) -> Sampling:
+    """The sampling of the answer `index` (from 0): with a seed of its own."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return replace(sampling, seed=(sampling.seed + index) % 2**64)

@@ -1,0 +1,53 @@
+"""The ASGI application: all routers behind the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from .. import __version__
+from .errors import error_response
+from .gate import Gate
+from .state import ServerState
+
+_ROUTERS = (
+    "llama_k3.server.routes.meta",
+    "llama_k3.server.routes.openai_chat",
+    "llama_k3.server.routes.openai_completions",
+    "llama_k3.server.routes.completion",
+    "llama_k3.server.routes.tokens",
+    "llama_k3.server.routes.slots",
+    "llama_k3.server.routes.unsupported",
+    "llama_k3.server.anthropic",
+    "llama_k3.server.responses",
+)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return error_response(error, request.method, request.scope["path"])
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application of one server. Its model may be loaded later: until then requests get 503."""
+    app = FastAPI(
+        title="llama-server", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.server = state
+    for router in _routers():
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(RequestValidationError, _answer)
+    app.add_middleware(Gate, options=state.options)
+    return app
+
+
+def _routers() -> Iterable[APIRouter]:
+    for name in _ROUTERS:
+        try:
+            yield import_module(name).router
+        except (ModuleNotFoundError, AttributeError):
+            continue

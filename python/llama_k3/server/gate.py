@@ -1,0 +1,150 @@
+"""What every request passes before its endpoint: prefix, origin, key, size of the body; and the last resort
+for exceptions. One plain ASGI layer, which costs a stream nothing per chunk."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, error_response
+from .options import ServerOptions
+
+logger = logging.getLogger(__name__)
+
+PUBLIC_PATHS = ("/", "/web/", "/favicon.ico", "/health", "/v1/health")
+"""Paths (after the prefix) that need no API key: the web page, its files, and whether the server is up. One
+that ends in a slash stands for all below it, but `/` for itself alone."""
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def is_public(path: str) -> bool:
+    """Whether a path (after the prefix) needs no key."""
+    return any(
+        path == public or (len(public) > 1 and public[-1] == "/" and path.startswith(public))
+        for public in PUBLIC_PATHS
+    )
+
+
+class Keys:
+    """API keys, compared in constant time."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def allow(self, key: bytes) -> bool:
+        """Whether this is one of the keys; takes as long for a wrong as for a right one."""
+        given = _digest(key)
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(given, digest)
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class Gate:
+    """ASGI application around the endpoints."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._options = options
+        self._keys = Keys(options.api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        path = scope["path"]
+        try:
+            path = self._without_prefix(path)
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+            headers = dict(scope["headers"])
+            self._check_origin(headers)
+            self._check_key(path, headers)
+            await self._app(scope, self._limited(headers, receive), sending)
+        except Exception as error:
+            if started:
+                logger.exception("%s %s: failed in the middle of its answer", scope["method"], path)
+                raise
+            await error_response(error, scope["method"], path)(scope, receive, send)
+
+    def _without_prefix(self, path: str) -> str:
+        prefix = self._options.api_prefix
+        if not prefix:
+            return path
+        if path != prefix and not path.startswith(prefix + "/"):
+            raise ApiError(404, f"{path}: found no such path, wanted one below {prefix}")
+        return path[len(prefix) :] or "/"
+
+    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
+        """Web pages of other sites may not use a visitor's server."""
+        origin = headers.get(b"origin")
+        if origin is None:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        site = urlsplit(origin.decode("latin-1"))
+        if site.netloc != host:
+            raise ApiError(403, f"Origin: found {origin.decode('latin-1')!r}, wanted this server's own pages")
+        if self._options.loopback and not self._keys and site.hostname not in _LOCAL_NAMES:
+            raise ApiError(
+                403, f"Host: found {host!r}, wanted localhost or an API key (--api-key) for this server"
+            )
+
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if not self._keys or is_public(path):
+            return
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        if not self._keys.allow(given):
+            found = "an unknown API key" if given else "no API key"
+            raise ApiError(
+                401,
+                f"Authorization: found {found}, wanted one of the server's (Bearer or X-Api-Key)",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _limited(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        """`receive` that refuses a body beyond the limit; one that says so is refused unread."""
+        limit = self._options.max_body
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > limit:
+            raise _too_large(length.decode("latin-1")[:20], limit)
+        size = 0
+
+        async def receiving() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limit:
+                raise _too_large(f"more than {limit}", limit)
+            return message
+
+        return receiving
+
+
+def _too_large(found: str, limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"body: found {found} bytes, wanted at most {limit}",
+        param="body",
+        headers={"Connection": "close"},
+    )
