@@ -1,0 +1,5 @@
+"""Anthropic's Messages API: /v1/messages and /v1/messages/count_tokens."""
+
+from .routes import router
+
+__all__ = ["router"]

@@ -1,0 +1,136 @@
+"""The forms of requests to /v1/messages. Unknown fields are ignored, `cache_control` among them: the prefix
+cache needs no marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_TOKENS = 2**31 - 1
+MAX_STOP_SEQUENCES = 64
+MAX_NAME = 128
+"""Characters of a tool's name, as at Anthropic."""
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class TextBlock(_Form):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(_Form):
+    """Reasoning of an earlier answer. `signature`: see opaque.py; another server's is accepted."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(_Form):
+    """Reasoning that another server has hidden; nothing of it can be used."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+
+class ToolUseBlock(_Form):
+    type: Literal["tool_use"]
+    id: str
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+
+
+def _as_blocks(content: Any) -> Any:
+    """A string is short for one text block."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+TextBlocks = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ToolResultBlock(_Form):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks = []
+    is_error: bool = False
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+Blocks = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
+
+
+class Message(_Form):
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class Tool(_Form):
+    """A tool that the client runs. Anthropic's own tools have other types."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(_Form):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(_Form):
+    """`enabled` and `adaptive` are the same but for the budget. `display` omitted: the text of the reasoning
+    is not shown, the signature holds it."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(_Form):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(_Form):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class PromptRequest(_Form):
+    """What decides the prompt: the body of count_tokens. `model`: the one that is loaded answers."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    system: TextBlocks = []
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(PromptRequest):
+    """The body of /v1/messages. `container`, `mcp_servers`: known, and not done here."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    stop_sequences: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)
+    ] = []
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    metadata: Mapping[str, Any] | None = None
+    container: Any = None
+    mcp_servers: Any = None
