@@ -1,0 +1,264 @@
+"""The model's output, read piece by piece. It never fails and does not depend on how the output is cut.
+
+Rules for output that is not well formed:
+
+- Only control tokens are markup. Text is text, whatever it spells.
+- A channel that opens ends the one before it; text outside every channel is content.
+- A marker within a tag's header ends the header, as if its <|sep|> had come. A header is never shown. Tags of
+  unknown names, closers of what is not open, and a <|sep|> without a header are dropped.
+- A closer ends everything that is open inside of its tag. The closers of `argument` and `json` count as one.
+- A call may come anywhere. It ends the call before it; text between calls is dropped. Inside of `think`, text
+  behind the call is reasoning again.
+- An `argument` or `json` tag outside of every call is dropped, its text is that of the channel.
+- Text right in a call, without a tag, is the call's arguments as they are.
+- An argument that is not JSON of its type becomes a string, one without a type is a string.
+- Nothing behind <|end_of_msg|> is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .arguments import ArgumentWriter
+from .segments import (
+    CLOSE,
+    END_OF_MESSAGE,
+    MARKERS,
+    OPEN,
+    SEP,
+    MarkerSplitter,
+    Segment,
+    close_tag,
+    control,
+    open_tag,
+    text_segments,
+)
+from .types import Delta, Message, ToolCall
+
+Opened = Literal["think", "response"]
+Channel = Literal["reasoning", "content", "tools"]
+
+# The look behind keeps the search linear.
+_ATTRIBUTE = re.compile(r'(?<![^\s"])([^\s="]+)="([^"]*)"')
+_INDEX = re.compile("[0-9]{1,9}")
+_CHANNELS = ("think", "response", "tools")
+_ARGUMENTS = ("argument", "json")
+
+
+def _attributes(header: str) -> dict[str, str]:
+    """The attributes of a tag's header, unescaped."""
+    pairs = _ATTRIBUTE.findall(header)
+    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in pairs}
+
+
+@dataclass
+class CallParts:
+    """A call while it is read."""
+
+    name: str
+    index: int
+    arguments: list[str] = field(default_factory=list)
+
+    def whole(self) -> ToolCall:
+        return ToolCall(self.name, self.index, "".join(self.arguments))
+
+
+@dataclass
+class AnswerParts:
+    """The answer while it is read. Each method returns the delta of what it adds, or none."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[CallParts] = field(default_factory=list)
+
+    def text(self, kind: Literal["reasoning", "content"], text: str) -> list[Delta]:
+        if not text:
+            return []
+        (self.reasoning if kind == "reasoning" else self.content).append(text)
+        return [Delta(kind, text)]
+
+    def call(self, name: str, index: int | None = None) -> list[Delta]:
+        """A new call; without an index it has the next one."""
+        self.calls.append(CallParts(name, len(self.calls) + 1 if index is None else index))
+        return [Delta("call", name, len(self.calls) - 1)]
+
+    def arguments(self, text: str) -> list[Delta]:
+        """More of the last call's arguments."""
+        if not text:
+            return []
+        self.calls[-1].arguments.append(text)
+        return [Delta("arguments", text, len(self.calls) - 1)]
+
+    def whole(self) -> Message:
+        calls = [call.whole() for call in self.calls]
+        return Message("".join(self.reasoning), "".join(self.content), calls)
+
+
+class StreamParser:
+    """Reads one answer; the rules are the module's."""
+
+    def __init__(self, opened: Opened | None = None) -> None:
+        """`opened`: the channel that the generation prompt opened."""
+        self._splitter = MarkerSplitter(MARKERS)
+        self._answer = AnswerParts()
+        self._ended = False
+        self._flushed = False
+        # What is open, from the outside to the inside.
+        self._message = True
+        self._channel: str | None = opened
+        self._call: ArgumentWriter | None = None
+        self._argument = ""
+        # Text between <|open|> or <|close|> (self._marker) and <|sep|>.
+        self._marker = ""
+        self._header: list[str] = []
+
+    @property
+    def channel(self) -> Channel:
+        """Where text would go now."""
+        if self._call is not None or self._channel == "tools":
+            return "tools"
+        return "reasoning" if self._channel == "think" else "content"
+
+    def feed(self, piece: Segment | str) -> list[Delta]:
+        """The deltas that a piece brings. In a str, markers count as control tokens, also when cut in two."""
+        if isinstance(piece, str):
+            return self._read(self._splitter.feed(piece))
+        return self._read([*self._splitter.flush(), piece])
+
+    def flush(self) -> list[Delta]:
+        """The deltas that the end of the output brings: what is held back. Nothing is read after it.
+
+        A call that is broken off keeps its arguments as far as they came, so that they are not taken for
+        whole.
+        """
+        deltas = self._read(self._splitter.flush())
+        if self._call is not None:
+            deltas += self._answer.arguments(self._call.cut())
+        self._flushed = True
+        return deltas
+
+    def close(self) -> Message:
+        """The whole message: what all deltas, those of `flush` included, add up to."""
+        self.flush()
+        return self._answer.whole()
+
+    def closing(self) -> list[Segment]:
+        """What ends the message in proper form from where it stands: for an answer that was stopped."""
+        if self._ended:
+            return []
+        rest = copy.deepcopy(self)
+        rest._end_header()
+        open_tags = [
+            *(["message"] if rest._message else []),
+            *([rest._channel] if rest._channel else []),
+            *(["call"] if rest._call else []),
+            *([rest._argument] if rest._argument else []),
+        ]
+        closers = [segment for tag in reversed(open_tags) for segment in close_tag(tag)]
+        return [*([control(SEP)] if self._marker else []), *closers, control(END_OF_MESSAGE)]
+
+    def close_thinking(self) -> list[Segment]:
+        """What closes the think channel from where it stands and opens the response; nothing elsewhere."""
+        if self._channel != "think" or self._ended:
+            return []
+        header = "".join(self._header)
+        if self._marker == OPEN and "response".startswith(header):
+            return [*text_segments("response"[len(header) :]), control(SEP)]
+        if self._marker == CLOSE and "think".startswith(header):
+            closer = [*text_segments("think"[len(header) :]), control(SEP)]
+        else:
+            closer = [*([control(SEP)] if self._marker else []), *close_tag("think")]
+        return closer + open_tag("response")
+
+    def _read(self, segments: list[Segment]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for segment in segments:
+            if self._ended or self._flushed:
+                break
+            deltas += self._control(segment.text) if segment.kind == "control" else self._text(segment.text)
+        return deltas
+
+    def _text(self, text: str) -> list[Delta]:
+        if self._marker:
+            self._header.append(text)
+            return []
+        if self._call is not None:
+            return self._answer.arguments(self._call.write(text))
+        if self._channel == "tools":
+            return []
+        return self._answer.text("reasoning" if self._channel == "think" else "content", text)
+
+    def _control(self, marker: str) -> list[Delta]:
+        if marker not in MARKERS:
+            return []
+        deltas = self._end_header()
+        if marker == END_OF_MESSAGE:
+            deltas += self._end_message()
+            self._ended = True
+        elif marker != SEP:
+            self._marker = marker
+        return deltas
+
+    def _end_header(self) -> list[Delta]:
+        marker, self._marker = self._marker, ""
+        header = "".join(self._header).strip()
+        self._header.clear()
+        name = header.split(None, 1)[0] if header else ""
+        if marker == OPEN:
+            return self._opener(name, _attributes(header))
+        return self._closer(name) if marker == CLOSE else []
+
+    def _opener(self, name: str, attributes: dict[str, str]) -> list[Delta]:
+        if name in ("message", *_CHANNELS):
+            deltas = self._end_channel()
+            self._message = self._message or name == "message"
+            self._channel = None if name == "message" else name
+            return deltas
+        if name == "call":
+            deltas = self._end_call()
+            self._call = ArgumentWriter()
+            index = attributes.get("index", "")
+            number = int(index) if _INDEX.fullmatch(index) else None
+            return deltas + self._answer.call(attributes.get("tool", ""), number)
+        if self._call is None or name not in _ARGUMENTS:
+            return []
+        self._argument = name
+        if name == "json":
+            return self._answer.arguments(self._call.begin_raw())
+        return self._answer.arguments(self._call.begin(attributes.get("key", ""), attributes.get("type", "")))
+
+    def _closer(self, name: str) -> list[Delta]:
+        if name == "message":
+            return self._end_message()
+        if name == self._channel:
+            return self._end_channel()
+        if name == "call":
+            return self._end_call()
+        if self._call is None or not self._argument or name not in _ARGUMENTS:
+            return []
+        self._argument = ""
+        return self._answer.arguments(self._call.end())
+
+    def _end_message(self) -> list[Delta]:
+        self._message = False
+        return self._end_channel()
+
+    def _end_channel(self) -> list[Delta]:
+        self._channel = None
+        return self._end_call()
+
+    def _end_call(self) -> list[Delta]:
+        if self._call is None:
+            return []
+        writer, self._call, self._argument = self._call, None, ""
+        return self._answer.arguments(writer.finish())
+
+
+def parse(text: str, opened: Opened | None = None) -> Message:
+    """The message in a whole output; see StreamParser."""
+    parser = StreamParser(opened)
+    parser.feed(text)
+    return parser.close()
