@@ -31,7 +31,7 @@ enum llama_k3_status {
     LLAMA_K3_MEMORY             = 3,  // an allocation failed
     LLAMA_K3_BUSY               = 4,  // the context is in use by another thread
     LLAMA_K3_CONTEXT_FULL       = 5,  // a sequence would grow beyond n_ctx
-    LLAMA_K3_NON_FINITE         = 6,  // logits with inf or nan; the sequence was cleared
+    LLAMA_K3_NON_FINITE         = 6,  // logits with inf or nan; their sequences were cleared
     LLAMA_K3_COMPUTE            = 7,  // the backend failed
     // model files, one code per violation
     LLAMA_K3_FILE_OPEN          = 20,  // missing, unreadable, not a regular file
@@ -67,22 +67,17 @@ enum llama_k3_status {
     LLAMA_K3_STATE_GEOMETRY       = 64,  // made with another cache type
     LLAMA_K3_STATE_WRITE          = 65,
 };
-
-// "LLAMA_K3_FILE_MAGIC" and so on; "unknown status" for other numbers.
-LLAMA_K3_API const char * llama_k3_status_name(int status);
+LLAMA_K3_API const char * llama_k3_status_name(int status);  // its name here; "unknown status" for other numbers
 
 // ---- log -------------------------------------------------------------------------------------------------
 enum llama_k3_log_level { LLAMA_K3_LOG_DEBUG, LLAMA_K3_LOG_INFO, LLAMA_K3_LOG_WARN, LLAMA_K3_LOG_ERROR };
 typedef void (*llama_k3_log_callback)(int level, const char * text, void * user);
-
 // Process-wide; NULL (the default) drops all messages. Takes the backend's messages too. Not thread-safe: set it first.
 LLAMA_K3_API void llama_k3_log_set(llama_k3_log_callback callback, void * user);
 
 // ---- model -----------------------------------------------------------------------------------------------
-
 // fraction in [0, 1]; return false to stop (LLAMA_K3_ABORTED).
 typedef bool (*llama_k3_progress_callback)(float fraction, void * user);
-
 typedef struct llama_k3_model_params {
     llama_k3_progress_callback progress;  // may be NULL
     void * progress_user;
@@ -98,7 +93,6 @@ typedef struct llama_k3_model_info {
 } llama_k3_model_info;
 
 enum llama_k3_layer_kind { LLAMA_K3_LAYER_KDA = 0, LLAMA_K3_LAYER_MLA = 1 };
-
 // Maps the file (and, for a split model, all its parts: `path` may name any of them), checks every key and every
 // tensor's type and dimensions, binds the weights. params may be NULL.
 LLAMA_K3_API int llama_k3_model_load(const char * path, const llama_k3_model_params * params, llama_k3_model ** out,
@@ -122,7 +116,6 @@ typedef struct llama_k3_meta_value {
     const char * s;
     uint64_t s_size;
 } llama_k3_meta_value;
-
 LLAMA_K3_API uint64_t llama_k3_model_meta_count(const llama_k3_model * model);
 LLAMA_K3_API int llama_k3_model_meta_at(const llama_k3_model * model, uint64_t index, llama_k3_meta * out);
 LLAMA_K3_API int llama_k3_model_meta_value_at(const llama_k3_model * model, uint64_t index, uint64_t element,
@@ -148,7 +141,6 @@ typedef struct llama_k3_context_params {
     llama_k3_decode_callback progress;  // may be NULL
     void * progress_user;
 } llama_k3_context_params;
-
 // n_ctx 4096, n_seq_max 1, n_ubatch 512, n_threads 1, BF16, snapshot_every 4096, snapshot_bytes 1 GiB
 LLAMA_K3_API void llama_k3_context_default_params(llama_k3_context_params * out);
 
@@ -159,9 +151,8 @@ typedef struct llama_k3_memory {
     uint64_t state;        // KDA states, fp32, two per sequence: a prefill reads one and writes the other
     uint64_t window;       // short-convolution windows, fp32, two per sequence
     uint64_t compute;      // graph buffer
-    uint64_t snapshots;    // bytes held for `truncate`
+    uint64_t snapshots;    // bytes of checkpoints
 } llama_k3_memory;
-
 // What a context would take, without allocating its caches.
 LLAMA_K3_API int llama_k3_context_estimate(llama_k3_model * model, const llama_k3_context_params * params,
                                            llama_k3_memory * out, char * err, size_t err_size);
@@ -176,10 +167,10 @@ typedef struct llama_k3_batch_item {
     int32_t token, seq;
     bool want;
 } llama_k3_batch_item;
-
 // Appends tokens to their sequences, in order, in micro-batches of n_ubatch. For each item with `want` one row of
 // n_vocab logits is written to `logits` (float [n_want][n_vocab], in item order; n_logits = its size in floats).
-// On LLAMA_K3_ABORTED the sequences stand behind the last whole micro-batch; see llama_k3_seq_position.
+// On LLAMA_K3_ABORTED the sequences stand behind the last whole micro-batch; see llama_k3_seq_position. So they do on
+// LLAMA_K3_NON_FINITE, but for those with such logits, which are empty; rows that were not computed are nan then.
 LLAMA_K3_API int llama_k3_decode(llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items,
                                  float * logits, size_t n_logits, char * err, size_t err_size);
 
@@ -197,15 +188,12 @@ LLAMA_K3_API void llama_k3_context_get_counters(const llama_k3_context * ctx, ll
 LLAMA_K3_API void llama_k3_context_reset_counters(llama_k3_context * ctx);
 
 // ---- sequences -------------------------------------------------------------------------------------------
-
-// Tokens in the sequence; -1: no such sequence.
-LLAMA_K3_API int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq);
+LLAMA_K3_API int64_t llama_k3_seq_position(const llama_k3_context * ctx, int32_t seq);  // -1: no such sequence
 LLAMA_K3_API int llama_k3_seq_clear(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size);
 LLAMA_K3_API int llama_k3_seq_copy(llama_k3_context * ctx, int32_t src, int32_t dst, char * err, size_t err_size);
 
-// MLA rows can be cut anywhere, KDA states cannot: the sequence goes back to `*go_on`, and
-//   LLAMA_K3_TRUNCATE_DONE:    *go_on == position
-//   LLAMA_K3_TRUNCATE_REBUILD: *go_on < position, the newest snapshot; decode the tokens from there on again
+// MLA rows can be cut anywhere, KDA states cannot: the sequence goes back to `*go_on`, which is `position` (DONE) or the
+// newest checkpoint before it (REBUILD: decode the tokens from there on again).
 enum llama_k3_truncate_result { LLAMA_K3_TRUNCATE_DONE = 0, LLAMA_K3_TRUNCATE_REBUILD = 1 };
 LLAMA_K3_API int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int64_t position, int32_t * result,
                                        int64_t * go_on, char * err, size_t err_size);
@@ -214,17 +202,30 @@ LLAMA_K3_API int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int6
 LLAMA_K3_API int llama_k3_seq_fill(llama_k3_context * ctx, int32_t seq, int64_t n, uint64_t seed, char * err,
                                    size_t err_size);
 
+// The positions that `truncate` goes back to are checkpoints; copies of a sequence share them (same id, bytes counted
+// once). Keeps the present position; lists them in ascending order (up to n; *n_found tells how many there are); drops
+// the one at `position` (LLAMA_K3_ARGUMENT: none there).
+LLAMA_K3_API int llama_k3_seq_checkpoint(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size);
+LLAMA_K3_API int llama_k3_seq_checkpoints(llama_k3_context * ctx, int32_t seq, int64_t * positions, uint64_t * ids,
+                                          int64_t n, int64_t * n_found, char * err, size_t err_size);
+LLAMA_K3_API int llama_k3_seq_drop_checkpoint(llama_k3_context * ctx, int32_t seq, int64_t position, char * err,
+                                              size_t err_size);
+
 // A whole, independent copy of a sequence (tokens, MLA rows, KDA states, windows) that can be restored into any
-// sequence of any context of the same model and cache type. Both mark the position for `truncate`.
-LLAMA_K3_API int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot ** out, char * err,
-                                       size_t err_size);
+// sequence of any context of the same model and cache type. Checkpoints at `checkpoints_from` and behind come along;
+// -1: none do, and the present position is kept as one. `restore` keeps it in any case.
+LLAMA_K3_API int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, int64_t checkpoints_from,
+                                       llama_k3_snapshot ** out, char * err, size_t err_size);
 LLAMA_K3_API int llama_k3_seq_restore(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * snapshot,
                                       char * err, size_t err_size);
 LLAMA_K3_API void llama_k3_snapshot_free(llama_k3_snapshot * snapshot);
-LLAMA_K3_API int64_t llama_k3_snapshot_position(const llama_k3_snapshot * snapshot);
-LLAMA_K3_API uint64_t llama_k3_snapshot_size(const llama_k3_snapshot * snapshot);  // bytes
+LLAMA_K3_API int64_t llama_k3_snapshot_position(const llama_k3_snapshot * snapshot);  // -1: no snapshot's bytes
+LLAMA_K3_API uint64_t llama_k3_snapshot_size(const llama_k3_snapshot * snapshot);     // bytes
+// The bytes themselves, and a snapshot of `size` bytes that the caller fills: `restore` checks them whole.
+LLAMA_K3_API uint8_t * llama_k3_snapshot_data(llama_k3_snapshot * snapshot);
+LLAMA_K3_API int llama_k3_snapshot_new(uint64_t size, llama_k3_snapshot ** out, char * err, size_t err_size);
 
-// The same as a file: written to a temporary name and renamed; read and checked whole before anything is replaced.
+// The same as a file, all checkpoints included: written to a temporary name and renamed; checked whole when read.
 LLAMA_K3_API int llama_k3_seq_save(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size);
 LLAMA_K3_API int llama_k3_seq_load(llama_k3_context * ctx, int32_t seq, const char * path, char * err, size_t err_size);
 // Copies up to n tokens from `first` on; *n_copied tells how many there were.
@@ -239,7 +240,6 @@ typedef struct llama_k3_sampler_params {
     float min_p;        // 0: all; relative to the largest probability
     uint64_t seed;
 } llama_k3_sampler_params;
-
 LLAMA_K3_API int llama_k3_sampler_new(const llama_k3_sampler_params * params, llama_k3_sampler ** out, char * err,
                                       size_t err_size);
 LLAMA_K3_API void llama_k3_sampler_free(llama_k3_sampler * sampler);

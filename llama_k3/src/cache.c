@@ -2,6 +2,7 @@
 #include "cache.h"
 
 #include "ggml-backend.h"
+#include "ggml_k3_mutant.h"
 #include "log.h"
 
 #include <stdlib.h>
@@ -262,6 +263,24 @@ int k3_cache_copy(k3_cache * c, int32_t src, int32_t dst, k3_error e) {
     return LLAMA_K3_OK;
 }
 
+// Drops checkpoint `index` of a sequence.
+static void checkpoint_remove(k3_cache * c, k3_sequence * s, uint32_t index) {
+    checkpoint_release(c, s->checkpoints[index]);
+    s->n_checkpoints--;
+    memmove(s->checkpoints + index, s->checkpoints + index + 1, (s->n_checkpoints - index) * sizeof(*s->checkpoints));
+}
+
+bool k3_cache_checkpoint_drop(k3_cache * c, int32_t seq, int64_t position) {
+    k3_sequence * s = &c->seq[seq];
+    for (uint32_t i = 0; i < s->n_checkpoints; i++) {
+        if (s->checkpoints[i]->position == position) {
+            checkpoint_remove(c, s, i);
+            return true;
+        }
+    }
+    return false;
+}
+
 // Drops the context's oldest checkpoint; false when there is none.
 static bool drop_oldest(k3_cache * c) {
     k3_sequence * owner = NULL;
@@ -277,10 +296,7 @@ static bool drop_oldest(k3_cache * c) {
     if (!owner) {
         return false;
     }
-    checkpoint_release(c, owner->checkpoints[index]);
-    owner->n_checkpoints--;
-    memmove(owner->checkpoints + index, owner->checkpoints + index + 1,
-            (owner->n_checkpoints - index) * sizeof(*owner->checkpoints));
+    checkpoint_remove(c, owner, index);
     return true;
 }
 
@@ -348,8 +364,10 @@ int64_t k3_cache_rewind(k3_cache * c, int32_t seq, int64_t position) {
         return 0;
     }
     checkpoints_drop(c, s, keep);
-    k3_cache_recurrent_write(c, seq, s->checkpoints[keep - 1]->data);
-    release_rows(c, seq, s->checkpoints[keep - 1]->position);
-    s->position = s->checkpoints[keep - 1]->position;
+    const k3_checkpoint * p = s->checkpoints[keep - 1];
+    const bool wrong        = GGML_K3_MUTANT("restore-wrong-position") && keep > 1;
+    k3_cache_recurrent_write(c, seq, wrong ? s->checkpoints[keep - 2]->data : p->data);
+    release_rows(c, seq, p->position);
+    s->position = p->position;
     return s->position;
 }

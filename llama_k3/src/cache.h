@@ -68,6 +68,8 @@ int k3_cache_copy(k3_cache * cache, int32_t src, int32_t dst, k3_error e);
 // Keeps the present state of the sequence for k3_cache_rewind; the oldest checkpoints of the context make room.
 // Does nothing when one at this position exists or one alone exceeds the budget.
 int k3_cache_checkpoint(k3_cache * cache, int32_t seq, k3_error e);
+// Drops the checkpoint at `position`; false when there is none. Sequences that share it keep it.
+bool k3_cache_checkpoint_drop(k3_cache * cache, int32_t seq, int64_t position);
 // Adds a checkpoint read from a saved sequence, in ascending order of position.
 int k3_cache_checkpoint_add(k3_cache * cache, int32_t seq, int64_t position, const uint8_t * data, k3_error e);
 // Goes back to the newest checkpoint at or before `position` (0 when there is none) and returns its position.

@@ -53,12 +53,17 @@ static int check_room(llama_k3_context * ctx, const llama_k3_batch_item * items,
     return LLAMA_K3_OK;
 }
 
+static size_t count_wanted(const llama_k3_batch_item * items, size_t n_items) {
+    size_t n = 0;
+    for (size_t i = 0; i < n_items; i++) {
+        n += items[i].want;
+    }
+    return n;
+}
+
 static int check_logits(const llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items,
                         const float * logits, size_t n_logits, k3_error e) {
-    uint64_t n_want = 0;
-    for (size_t i = 0; i < n_items; i++) {
-        n_want += items[i].want;
-    }
+    const uint64_t n_want = count_wanted(items, n_items);
     uint64_t wanted;
     if (!k3_mul_u64(n_want, (uint64_t) ctx->model->hp.n_vocab, &wanted) || n_logits < wanted || (wanted && !logits)) {
         return k3_fail(e, LLAMA_K3_ARGUMENT, "logits: room for %zu values found, %llu rows of %d wanted", n_logits,
@@ -245,9 +250,10 @@ static int decode_ubatch(llama_k3_context * ctx, const llama_k3_batch_item * ite
 
 static int decode_all(llama_k3_context * ctx, const llama_k3_batch_item * items, size_t n_items, float * logits,
                       size_t n_logits, k3_error e) {
-    int status = check_items(ctx, items, n_items, e);
-    status     = status ? status : check_logits(ctx, items, n_items, logits, n_logits, e);
-    status     = status ? status : check_room(ctx, items, n_items, e);
+    int status        = check_items(ctx, items, n_items, e);
+    status            = status ? status : check_logits(ctx, items, n_items, logits, n_logits, e);
+    status            = status ? status : check_room(ctx, items, n_items, e);
+    float * const end = status ? logits : logits + count_wanted(items, n_items) * (size_t) ctx->model->hp.n_vocab;
     for (size_t done = 0; !status && done < n_items;) {
         const size_t left = n_items - done, n = left < ctx->params.n_ubatch ? left : ctx->params.n_ubatch;
         if (ctx->params.abort && ctx->params.abort(ctx->params.abort_user)) {
@@ -258,6 +264,9 @@ static int decode_all(llama_k3_context * ctx, const llama_k3_batch_item * items,
         if (!status && ctx->params.progress) {
             ctx->params.progress(done, n_items, ctx->params.progress_user);
         }
+    }
+    while (status == LLAMA_K3_NON_FINITE && logits < end) {
+        *logits++ = NAN;
     }
     return status;
 }

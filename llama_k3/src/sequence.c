@@ -1,4 +1,4 @@
-// sequence.c - clear, copy and truncate of sequences.
+// sequence.c - tokens, clear, copy, truncate and checkpoints of sequences.
 #include "context.h"
 
 #include <string.h>
@@ -83,6 +83,54 @@ int llama_k3_seq_truncate(llama_k3_context * ctx, int32_t seq, int64_t position,
         return status;
     }
     status = truncate_sequence(ctx, seq, position, result, go_on, e);
+    k3_context_leave(ctx);
+    return status;
+}
+
+int llama_k3_seq_checkpoint(llama_k3_context * ctx, int32_t seq, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status = k3_context_check_seq(ctx, seq, e);
+    status = status ? status : k3_cache_checkpoint(&ctx->cache, seq, e);
+    k3_context_leave(ctx);
+    return status;
+}
+
+int llama_k3_seq_checkpoints(llama_k3_context * ctx, int32_t seq, int64_t * positions, uint64_t * ids, int64_t n,
+                             int64_t * n_found, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    *n_found = 0;
+    status   = k3_context_check_seq(ctx, seq, e);
+    if (!status) {
+        const k3_sequence * s = &ctx->cache.seq[seq];
+        *n_found              = s->n_checkpoints;
+        for (int64_t i = 0; i < n && i < *n_found; i++) {
+            positions[i] = s->checkpoints[i]->position;
+            ids[i]       = s->checkpoints[i]->serial;
+        }
+    }
+    k3_context_leave(ctx);
+    return status;
+}
+
+int llama_k3_seq_drop_checkpoint(llama_k3_context * ctx, int32_t seq, int64_t position, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    int status       = k3_context_enter(ctx, e);
+    if (status) {
+        return status;
+    }
+    status = k3_context_check_seq(ctx, seq, e);
+    if (!status && !k3_cache_checkpoint_drop(&ctx->cache, seq, position)) {
+        status = k3_fail(e, LLAMA_K3_ARGUMENT, "sequence %d: no checkpoint at position %lld found, one wanted", seq,
+                         (long long) position);
+    }
     k3_context_leave(ctx);
     return status;
 }

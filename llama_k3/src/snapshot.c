@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { VERSION = 1, TOKENS = 0, ROWS, RECURRENT, CHECKPOINTS, N_PARTS };
+enum { VERSION = 1, NO_CHECKPOINTS = -1, TOKENS = 0, ROWS, RECURRENT, CHECKPOINTS, N_PARTS };
 static const char MAGIC[8] = "LK3STATE";
 
 typedef struct header {
@@ -68,7 +68,16 @@ static bool total_size(const header * h, uint64_t size[N_PARTS], uint64_t * tota
     return ok && *total < SIZE_MAX / 2;
 }
 
-static header header_of(const llama_k3_context * ctx, int32_t seq, bool with_checkpoints) {
+// Index of the first checkpoint at `from` or behind; of none with NO_CHECKPOINTS.
+static uint32_t first_checkpoint(const k3_sequence * s, int64_t from) {
+    uint32_t first = 0;
+    while (first < s->n_checkpoints && (from == NO_CHECKPOINTS || s->checkpoints[first]->position < from)) {
+        first++;
+    }
+    return first;
+}
+
+static header header_of(const llama_k3_context * ctx, int32_t seq, int64_t checkpoints_from) {
     const k3_cache * c = &ctx->cache;
     header h           = {
                   .version       = VERSION,
@@ -80,7 +89,7 @@ static header header_of(const llama_k3_context * ctx, int32_t seq, bool with_che
                   .state_bytes   = c->state_bytes,
                   .window_bytes  = c->window_bytes,
                   .position      = c->seq[seq].position,
-                  .n_checkpoints = with_checkpoints ? c->seq[seq].n_checkpoints : 0,
+                  .n_checkpoints = c->seq[seq].n_checkpoints - first_checkpoint(&c->seq[seq], checkpoints_from),
     };
     memcpy(h.magic, MAGIC, sizeof(MAGIC));
     return h;
@@ -102,7 +111,7 @@ static void write_parts(const llama_k3_context * ctx, int32_t seq, const header 
     }
     k3_cache_recurrent_read(c, seq, part[RECURRENT]);
     out = part[CHECKPOINTS];
-    for (uint64_t i = 0; i < h->n_checkpoints; i++) {
+    for (uint64_t i = s->n_checkpoints - h->n_checkpoints; i < s->n_checkpoints; i++) {
         memcpy(out, &s->checkpoints[i]->position, sizeof(int64_t));
         memcpy(out + sizeof(int64_t), s->checkpoints[i]->data, s->checkpoints[i]->size);
         out += sizeof(int64_t) + s->checkpoints[i]->size;
@@ -118,9 +127,9 @@ static void find_parts(uint8_t * data, const uint64_t size[N_PARTS], uint8_t * p
 
 static uint64_t header_checksum(const header * h) { return k3_hash64(0, h, offsetof(header, header_checksum)); }
 
-static int take(const llama_k3_context * ctx, int32_t seq, bool with_checkpoints, llama_k3_snapshot ** out,
+static int take(const llama_k3_context * ctx, int32_t seq, int64_t checkpoints_from, llama_k3_snapshot ** out,
                 k3_error e) {
-    header h = header_of(ctx, seq, with_checkpoints);
+    header h = header_of(ctx, seq, checkpoints_from);
     uint64_t size[N_PARTS];
     uint8_t * part[N_PARTS];
     llama_k3_snapshot * s = total_size(&h, size, &h.size) ? calloc(1, sizeof(*s) + h.size) : NULL;
@@ -161,7 +170,7 @@ static int check_header(const llama_k3_context * ctx, const header * h, uint64_t
         return k3_fail(e, LLAMA_K3_STATE_MODEL, "saved sequence: found model %016llx, wanted %016llx",
                        (unsigned long long) h->model_digest, (unsigned long long) ctx->model->digest);
     }
-    const header want = header_of(ctx, 0, false);
+    const header want = header_of(ctx, 0, NO_CHECKPOINTS);
     if (h->cache_type != want.cache_type) {
         return geometry_error(e, "cache type", h->cache_type, want.cache_type);
     }
@@ -266,16 +275,29 @@ static int put(llama_k3_context * ctx, int32_t seq, const llama_k3_snapshot * sn
     return status ? status : k3_cache_checkpoint(c, seq, e);
 }
 
-int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, llama_k3_snapshot ** out, char * err, size_t err_size) {
+static int snapshot(llama_k3_context * ctx, int32_t seq, int64_t checkpoints_from, llama_k3_snapshot ** out,
+                    k3_error e) {
+    int status = k3_context_check_seq(ctx, seq, e);
+    if (status) {
+        return status;
+    }
+    if (checkpoints_from < NO_CHECKPOINTS) {
+        return k3_fail(e, LLAMA_K3_ARGUMENT, "checkpoints_from: found %lld, wanted a position or %d",
+                       (long long) checkpoints_from, NO_CHECKPOINTS);
+    }
+    status = checkpoints_from == NO_CHECKPOINTS ? k3_cache_checkpoint(&ctx->cache, seq, e) : LLAMA_K3_OK;
+    return status ? status : take(ctx, seq, checkpoints_from, out, e);
+}
+
+int llama_k3_seq_snapshot(llama_k3_context * ctx, int32_t seq, int64_t checkpoints_from, llama_k3_snapshot ** out,
+                          char * err, size_t err_size) {
     const k3_error e = {err, err_size};
     int status       = k3_context_enter(ctx, e);
     if (status) {
         return status;
     }
     *out   = NULL;
-    status = k3_context_check_seq(ctx, seq, e);
-    status = status ? status : k3_cache_checkpoint(&ctx->cache, seq, e);
-    status = status ? status : take(ctx, seq, false, out, e);
+    status = snapshot(ctx, seq, checkpoints_from, out, e);
     k3_context_leave(ctx);
     return status;
 }
@@ -295,8 +317,23 @@ int llama_k3_seq_restore(llama_k3_context * ctx, int32_t seq, const llama_k3_sna
 
 void llama_k3_snapshot_free(llama_k3_snapshot * snapshot) { free(snapshot); }
 
+int llama_k3_snapshot_new(uint64_t size, llama_k3_snapshot ** out, char * err, size_t err_size) {
+    const k3_error e = {err, err_size};
+    *out             = size < SIZE_MAX / 2 ? calloc(1, sizeof(**out) + size) : NULL;
+    if (!*out) {
+        return k3_fail(e, LLAMA_K3_MEMORY, "snapshot: no memory for %llu bytes", (unsigned long long) size);
+    }
+    (*out)->size = size;
+    return LLAMA_K3_OK;
+}
+
+uint8_t * llama_k3_snapshot_data(llama_k3_snapshot * snapshot) { return snapshot->data; }
+
 int64_t llama_k3_snapshot_position(const llama_k3_snapshot * snapshot) {
     header h;
+    if (snapshot->size < sizeof(h) || memcmp(snapshot->data, MAGIC, sizeof(MAGIC)) != 0) {
+        return -1;
+    }
     memcpy(&h, snapshot->data, sizeof(h));
     return h.position;
 }
@@ -442,7 +479,7 @@ int llama_k3_seq_save(llama_k3_context * ctx, int32_t seq, const char * path, ch
         return status;
     }
     status = k3_context_check_seq(ctx, seq, e);
-    status = status ? status : take(ctx, seq, true, &s, e);
+    status = status ? status : take(ctx, seq, 0, &s, e);
     status = status ? status : write_file(s, path, e);
     free(s);
     k3_context_leave(ctx);

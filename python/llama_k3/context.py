@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ._lib import Callbacks, Handle, call, ffi, lib, path_bytes
 from .arguments import integer, integers
-from .errors import ArgumentError
+from .errors import ArgumentError, NonFiniteError
 
 Logits = npt.NDArray[np.float32]
 Tokens = Sequence[int] | npt.NDArray[Any]
@@ -38,7 +38,7 @@ class Memory:
 
     `weights`: mapped from the file. `latent`: MLA rows, reserved for n_ctx and committed as they are used;
     `latent_used` of these hold tokens. `state`, `window`: KDA states and convolution windows. `compute`: the
-    graph's buffer. `snapshots`: held for `truncate`.
+    graph's buffer. `snapshots`: of checkpoints.
     """
 
     weights: int
@@ -125,15 +125,58 @@ class ContextParams:
         return params
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A position that `truncate` goes back to. `id`: the same in copies of the sequence, which share it."""
+
+    position: int
+    id: int
+
+
 class Snapshot(Handle):
     """A whole copy of a sequence, for `restore` into any context of the same model and cache type."""
 
     def __init__(self, pointer: Any) -> None:
         super().__init__("snapshot", pointer, lib.llama_k3_snapshot_free)
-        self.position: int = lib.llama_k3_snapshot_position(pointer)
-        """Tokens in the copy."""
         self.size: int = lib.llama_k3_snapshot_size(pointer)
         """Bytes held."""
+
+    @classmethod
+    def of_size(cls, size: int) -> Snapshot:
+        """`size` bytes that the caller fills by way of `data`; `restore` checks them. OutOfMemoryError."""
+        out = ffi.new("llama_k3_snapshot **")
+        call(lib.llama_k3_snapshot_new, integer("size", size, 0, 2**64 - 1), out)
+        return cls(out[0])
+
+    @classmethod
+    def from_bytes(cls, block: bytes | bytearray | memoryview) -> Snapshot:
+        """A copy of bytes as `data` or a file of Context.save has them; `restore` checks them."""
+        snapshot = cls.of_size(len(block))
+        snapshot.data()[:] = block
+        return snapshot
+
+    @property
+    def position(self) -> int:
+        """Tokens in the copy; -1 where the bytes are no snapshot's."""
+        with self._borrow() as pointer:
+            return int(lib.llama_k3_snapshot_position(pointer))
+
+    def data(self) -> memoryview:
+        """The bytes, without a copy: writable, and valid as long as the view is held."""
+        with self._borrow() as pointer:
+            # the view holds the buffer, which holds its pointer, whose key below holds the snapshot's memory
+            start = ffi.gc(lib.llama_k3_snapshot_data(pointer), _Keep(pointer))
+            return memoryview(ffi.buffer(start, self.size))
+
+
+class _Keep:
+    """A destructor that destroys nothing: it keeps an owner alive as long as what is inside of it."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def __call__(self, pointer: Any) -> None:
+        self._owner = None
 
 
 class Context(Handle):
@@ -197,22 +240,29 @@ class Context(Handle):
     def decode_items(self, items: npt.NDArray[Any], out: Logits) -> Logits:
         """As `decode_batch`, without copies: items [n] of BATCH_ITEM; the rows go to the first ones of `out`.
 
-        `out`: float32 [at least as many rows as wanted, n_vocab]. Returns it. On NonFiniteError the rows of
-        the sequences that were not cleared are valid, if all items were of one micro-batch.
+        `out`: float32 [at least as many rows as wanted, n_vocab]. Returns it. On NonFiniteError, whose
+        `sequences` were cleared, the rows of the others are valid as far as they were computed (all of them,
+        if the items were one micro-batch), and nan from there on.
         """
         if items.dtype != BATCH_ITEM or items.ndim != 1 or not items.size:
             raise ArgumentError(f"items: found {items.dtype} {items.shape}, wanted at least one BATCH_ITEM")
         if out.dtype != np.float32:
             raise ArgumentError(f"out: found {out.dtype}, wanted float32")
         with self._borrow() as pointer:
-            self._callbacks.call(
-                lib.llama_k3_decode,
-                pointer,
-                ffi.from_buffer("llama_k3_batch_item[]", items),
-                items.size,
-                ffi.from_buffer("float[]", out) if out.size else ffi.NULL,
-                out.size,
-            )
+            try:
+                self._callbacks.call(
+                    lib.llama_k3_decode,
+                    pointer,
+                    ffi.from_buffer("llama_k3_batch_item[]", items),
+                    items.size,
+                    ffi.from_buffer("float[]", out) if out.size else ffi.NULL,
+                    out.size,
+                )
+            except NonFiniteError as error:
+                seqs = dict.fromkeys(items["seq"].tolist())
+                error.sequences = tuple(s for s in seqs if not lib.llama_k3_seq_position(pointer, s))
+                error.logits = out
+                raise
         return out
 
     def position(self, seq: int = 0) -> int:
@@ -229,8 +279,38 @@ class Context(Handle):
             call(lib.llama_k3_seq_tokens, pointer, seq, 0, out, count, copied)
         return ffi.unpack(out, copied[0]) if copied[0] else []
 
+    def token_array(self, seq: int = 0) -> npt.NDArray[np.int32]:
+        """A copy of the tokens of the sequence: int32 [position]."""
+        copied = ffi.new("int64_t *")
+        with self._borrow() as pointer:
+            out = np.empty(lib.llama_k3_seq_position(pointer, self._seq(seq)), np.int32)
+            call(lib.llama_k3_seq_tokens, pointer, seq, 0, ffi.from_buffer("int32_t[]", out), out.size, copied)
+        return out
+
+    def checkpoint(self, seq: int = 0) -> None:
+        """Keep the present position for `truncate`. The oldest checkpoints of the context make room in
+        `snapshot_bytes`; one that alone exceeds them is not kept."""
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_checkpoint, pointer, self._seq(seq))
+
+    def checkpoints(self, seq: int = 0) -> list[Checkpoint]:
+        """What `truncate` can go back to beside 0, in ascending order."""
+        found = ffi.new("int64_t *")
+        with self._borrow() as pointer:
+            call(lib.llama_k3_seq_checkpoints, pointer, self._seq(seq), ffi.NULL, ffi.NULL, 0, found)
+            count = found[0]
+            positions, ids = ffi.new("int64_t[]", count), ffi.new("uint64_t[]", count)
+            call(lib.llama_k3_seq_checkpoints, pointer, seq, positions, ids, count, found)
+        return [Checkpoint(positions[i], ids[i]) for i in range(count)]
+
+    def drop_checkpoint(self, seq: int, pos: int) -> None:
+        """Drop the sequence's checkpoint at `pos`; copies keep theirs. ArgumentError: none there."""
+        with self._borrow() as pointer:
+            position = integer("pos", pos, 0, 2**63 - 1)
+            call(lib.llama_k3_seq_drop_checkpoint, pointer, self._seq(seq), position)
+
     def truncate(self, seq: int, pos: int) -> int:
-        """Go back to `pos` tokens, or to the newest snapshot before it: returns the position to go on from.
+        """Go back to `pos` tokens, or to the newest checkpoint before it: returns the position to go on from.
 
         A result below `pos` means that the tokens from there on have to be decoded again.
         """
@@ -256,15 +336,23 @@ class Context(Handle):
             count = integer("n", n, 0, self.params.n_ctx)
             call(lib.llama_k3_seq_fill, pointer, self._seq(seq), count, integer("seed", seed, 0, 2**64 - 1))
 
-    def snapshot(self, seq: int = 0) -> Snapshot:
-        """A whole copy of the sequence; it also marks the position for `truncate`."""
+    def snapshot(self, seq: int = 0, checkpoints_from: int | None = None) -> Snapshot:
+        """A whole copy of the sequence.
+
+        `checkpoints_from`: its checkpoints at this position and behind come along. None: none do, and the
+        present position is made one.
+        """
         out = ffi.new("llama_k3_snapshot **")
+        first = -1 if checkpoints_from is None else integer("checkpoints_from", checkpoints_from, 0, 2**63 - 1)
         with self._borrow() as pointer:
-            call(lib.llama_k3_seq_snapshot, pointer, self._seq(seq), out)
+            call(lib.llama_k3_seq_snapshot, pointer, self._seq(seq), first, out)
         return Snapshot(out[0])
 
     def restore(self, seq: int, snapshot: Snapshot) -> None:
-        """Make the sequence what it was when the snapshot was taken."""
+        """Make the sequence what it was when the snapshot was taken, and its position a checkpoint.
+
+        StateError: the snapshot's bytes are damaged, or of another model or cache type; nothing is changed.
+        """
         if not isinstance(snapshot, Snapshot):
             raise ArgumentError(f"snapshot: found {type(snapshot).__name__}, wanted a Snapshot")
         with self._borrow() as pointer, snapshot._borrow() as copy:

@@ -5,6 +5,8 @@ Messages come from the library and name the thing, the value found and the value
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LlamaK3Error(RuntimeError):
     """Base of every error of this package. `status`: the library's code, None for errors found in Python."""
@@ -47,9 +49,16 @@ class ContextFullError(LlamaK3Error):
 
 
 class NonFiniteError(LlamaK3Error):
-    """The logits hold inf or nan; the sequence was cleared."""
+    """The logits hold inf or nan.
+
+    Of a decode call: `sequences` are those of the call that are empty now, for they had such logits;
+    `logits` the rows of the call, valid for the other sequences as far as they were computed (whole
+    micro-batches), nan from there on.
+    """
 
     status = 6
+    sequences: tuple[int, ...] = ()
+    logits: Any = None
 
 
 class ComputeError(LlamaK3Error):

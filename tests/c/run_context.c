@@ -98,7 +98,7 @@ static void check_snapshots(run * r, const char * path) {
     int64_t from;
     clear(r, 0);
     expect(decode(r, 0, 0, 17), LLAMA_K3_OK, "prefill");
-    expect(llama_k3_seq_snapshot(r->ctx, 0, &s, message, sizeof(message)), LLAMA_K3_OK, "snapshot");
+    expect(llama_k3_seq_snapshot(r->ctx, 0, -1, &s, message, sizeof(message)), LLAMA_K3_OK, "snapshot");
     expect(llama_k3_seq_save(r->ctx, 0, path, message, sizeof(message)), LLAMA_K3_OK, "save");
     go_on(r, 0, 17, "after a snapshot");
     expect(llama_k3_seq_restore(r->ctx, 2, s, message, sizeof(message)), LLAMA_K3_OK, "restore");
@@ -116,6 +116,64 @@ static void check_snapshots(run * r, const char * path) {
     go_on(r, 1, 17, "after load");
 }
 
+static void expect_checkpoints(const run * r, int32_t seq, int64_t n, int64_t first, int64_t last) {
+    int64_t positions[4] = {0}, found;
+    uint64_t ids[4];
+    expect(llama_k3_seq_checkpoints(r->ctx, seq, positions, ids, 4, &found, message, sizeof(message)), LLAMA_K3_OK,
+           "checkpoints");
+    if (found != n || positions[0] != first || positions[n - 1] != last) {
+        printf("checkpoints: found %lld, %lld to %lld, wanted %lld, %lld to %lld\n", (long long) found,
+               (long long) positions[0], (long long) positions[n - 1], (long long) n, (long long) first,
+               (long long) last);
+        exit(1);
+    }
+}
+
+// A sequence with checkpoints at 10, 20 and 30 leaves by way of another block of bytes, and comes back with the last two.
+static void check_checkpoints(run * r) {
+    llama_k3_snapshot *s, *block;
+    int32_t result;
+    int64_t from;
+    clear(r, 0);
+    for (int i = 0; i < 30; i += 10) {
+        expect(decode(r, 0, i, i + 10), LLAMA_K3_OK, "prefill");
+        expect(llama_k3_seq_checkpoint(r->ctx, 0, message, sizeof(message)), LLAMA_K3_OK, "checkpoint");
+    }
+    expect(llama_k3_seq_copy(r->ctx, 0, 1, message, sizeof(message)), LLAMA_K3_OK, "copy");
+    expect(llama_k3_seq_snapshot(r->ctx, 0, 20, &s, message, sizeof(message)), LLAMA_K3_OK, "snapshot");
+    const uint64_t size = llama_k3_snapshot_size(s);
+    expect(llama_k3_snapshot_new(size, &block, message, sizeof(message)), LLAMA_K3_OK, "new");
+    expect(llama_k3_seq_restore(r->ctx, 2, block, message, sizeof(message)), LLAMA_K3_STATE_FORMAT, "empty block");
+    memcpy(llama_k3_snapshot_data(block), llama_k3_snapshot_data(s), size);
+    llama_k3_snapshot_free(s);
+    expect(llama_k3_seq_restore(r->ctx, 2, block, message, sizeof(message)), LLAMA_K3_OK, "restore");
+    llama_k3_snapshot_free(block);
+    expect_checkpoints(r, 2, 2, 20, 30);
+    expect(llama_k3_seq_drop_checkpoint(r->ctx, 1, 20, message, sizeof(message)), LLAMA_K3_OK, "drop");
+    expect(llama_k3_seq_drop_checkpoint(r->ctx, 1, 20, message, sizeof(message)), LLAMA_K3_ARGUMENT, "drop again");
+    expect_checkpoints(r, 0, 3, 10, 30);
+    expect_checkpoints(r, 1, 2, 10, 30);
+    for (int32_t seq = 0; seq < 3; seq++) {
+        expect(llama_k3_seq_truncate(r->ctx, seq, 29, &result, &from, message, sizeof(message)), LLAMA_K3_OK,
+               "truncate");
+        go_on(r, seq, seq == 1 ? 10 : 20, "after a checkpoint");
+    }
+}
+
+static void check_small_blocks(run * r) {
+    llama_k3_snapshot * s;
+    for (uint64_t size = 0; size < 200; size += 7) {
+        expect(llama_k3_snapshot_new(size, &s, message, sizeof(message)), LLAMA_K3_OK, "new");
+        if (llama_k3_snapshot_position(s) != -1) {
+            printf("a block of zeros: found position %lld, wanted -1\n", (long long) llama_k3_snapshot_position(s));
+            exit(1);
+        }
+        expect(llama_k3_seq_restore(r->ctx, 0, s, message, sizeof(message)), LLAMA_K3_STATE_FORMAT, "small block");
+        llama_k3_snapshot_free(s);
+    }
+    expect(llama_k3_snapshot_new(UINT64_MAX, &s, message, sizeof(message)), LLAMA_K3_MEMORY, "huge block");
+}
+
 static void check_arguments(run * r) {
     llama_k3_batch_item item = {.token = r->n_vocab, .seq = 0, .want = false};
     expect(llama_k3_decode(r->ctx, &item, 1, NULL, 0, message, sizeof(message)), LLAMA_K3_ARGUMENT, "token too large");
@@ -124,6 +182,9 @@ static void check_arguments(run * r) {
     item = (llama_k3_batch_item) {.token = 0, .seq = 0, .want = true};
     expect(llama_k3_decode(r->ctx, &item, 1, r->found, 3, message, sizeof(message)), LLAMA_K3_ARGUMENT, "no room");
     expect(llama_k3_decode(r->ctx, &item, 0, NULL, 0, NULL, 0), LLAMA_K3_OK, "no tokens");
+    llama_k3_snapshot * s;
+    expect(llama_k3_seq_snapshot(r->ctx, 0, -2, &s, message, sizeof(message)), LLAMA_K3_ARGUMENT, "checkpoints_from");
+    expect(llama_k3_seq_checkpoint(r->ctx, 3, message, sizeof(message)), LLAMA_K3_ARGUMENT, "no such sequence");
 }
 
 int main(int argc, char ** argv) {
@@ -165,6 +226,8 @@ int main(int argc, char ** argv) {
         return 1;
     }
     check_snapshots(&r, argv[2]);
+    check_checkpoints(&r);
+    check_small_blocks(&r);
     check_arguments(&r);
     free(r.straight);
     free(r.found);
