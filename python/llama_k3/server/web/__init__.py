@@ -37,7 +37,7 @@ SECURITY_HEADERS = {
         )
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -54,8 +54,8 @@ class WebFile:
     def respond(self, request: Request) -> Response:
         """The file, or 304 when the client has it. The client asks again each time it uses it."""
         headers = {**SECURITY_HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
-        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-        if self.etag in known or known == ["*"]:
+        known = request.headers.get("if-none-match", "").split(",")
+        if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in known):
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.media_type, headers=headers)
 
