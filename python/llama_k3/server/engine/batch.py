@@ -12,17 +12,13 @@ from ...context import BATCH_ITEM, Context
 
 
 def fair_shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Divide `room` tokens: equal shares, and what one cannot use goes to the others. Left over
-    single tokens go to the first ones."""
+    """Divide `room` tokens: equal shares, and what one cannot use goes to the others."""
     shares = [0] * len(wanted)
-    open_ones = [i for i, want in enumerate(wanted) if want > 0]
-    while room > 0 and open_ones:
-        each, extra = divmod(room, len(open_ones))
-        for order, i in enumerate(open_ones):
-            given = min(each + (order < extra), wanted[i] - shares[i])
-            shares[i] += given
-            room -= given
-        open_ones = [i for i in open_ones if shares[i] < wanted[i]]
+    left = len(wanted)
+    for i in sorted(range(len(wanted)), key=lambda i: wanted[i]):
+        shares[i] = min(wanted[i], room // left)
+        room -= shares[i]
+        left -= 1
     return shares
 
 

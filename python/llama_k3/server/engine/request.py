@@ -134,7 +134,7 @@ class Sink(Protocol):
     """Hears of one request, on the engine's thread: must return at once and never raise."""
 
     def on_token(self, token: int, probs: TokenProbs | None) -> Action:
-        """A token was appended (end tokens too, before `on_end`). `probs` only where `n_probs` was asked for."""
+        """A token was appended (end tokens too, before `on_end`). `probs`: None where `n_probs` is."""
 
     def on_progress(self, progress: Progress) -> None:
         """Called before the first micro-batch of the prompt and after each one."""
