@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 
 from ..errors import LlamaK3Error
 from ..tokenizer import Tokenizer
-from ..xtml import Delta, Message, ToolCall
-from .engine.request import CONTINUE, Action, Progress, Result, TokenProbs
+from ..xtml import Channel, Delta, Message, ToolCall
+from .engine.request import CONTINUE, Action, Progress, Result, Timings, TokenProbs
 from .errors import RequestTimeoutError, ShutdownError
 from .events import Event, Finished, FinishReason, TextDelta
 
@@ -24,13 +24,20 @@ StopType = Literal["none", "eos", "limit", "word"]
 
 
 class Reader(Protocol):
-    """Turns tokens into deltas."""
+    """The part of an AnswerReader (chat.py) that is used here."""
+
+    @property
+    def channel(self) -> Channel:
+        """What the next text would be."""
 
     def feed(self, token: int) -> list[Delta]:
         """What the token adds."""
 
-    def end(self) -> list[Delta]:
+    def flush(self) -> list[Delta]:
         """What was held back; nothing follows."""
+
+    def close_thinking(self, tokenizer: Tokenizer) -> list[int]:
+        """Tokens that end the reasoning from here; none outside of it."""
 
 
 @dataclass
@@ -80,13 +87,13 @@ def _overlap(text: str, word: str) -> int:
 @dataclass(frozen=True)
 class AnswerRules:
     """`stop`: the content ends before the first of them. `thinking_budget`: most tokens of reasoning, after
-    which `close_thinking` is forced; -1: no limit. `max_calls`: most tool calls; -1: no limit. `deadline`:
+    which the think channel is closed; -1: no limit. `max_calls`: most tool calls; -1: no limit. `deadline`:
     time.monotonic() at which the server ends the request."""
 
     stop: Sequence[str] = ()
     thinking_budget: int = -1
-    close_thinking: Sequence[int] = ()
     max_calls: int = -1
+    timings: bool = False
     deadline: float | None = None
 
 
@@ -112,6 +119,9 @@ class Answer:
         self._closed_thinking = False
         self._too_many_calls = False
         self._failure: LlamaK3Error | None = None
+        self._prompt: Progress | None = None
+        self._n_predicted = 0
+        self._first_token_s = 0.0
 
     def on_token(self, token: int, probs: TokenProbs | None) -> Action:
         try:
@@ -122,6 +132,7 @@ class Answer:
             return Action(stop=True)
 
     def on_progress(self, progress: Progress) -> None:
+        self._prompt = progress
         self._emit(progress, False)
 
     def on_end(self, result: Result) -> None:
@@ -133,6 +144,10 @@ class Answer:
         self._emit(last, True)
 
     def _take(self, token: int, probs: TokenProbs | None) -> Action:
+        self._n_predicted += 1
+        if self._n_predicted == 1:
+            self._first_token_s = time.perf_counter()
+        self._n_reasoning += self._reader.channel == "reasoning"
         control = self._tokenizer.special_name(token) is not None
         taken = _Taken(token, probs, len(self._held.text))
         if not control:
@@ -149,7 +164,7 @@ class Answer:
             return Action(stop=True)
         if deltas and deltas[-1].kind == "reasoning" and self._budget_is_spent():
             self._closed_thinking = True
-            return Action(force=self._rules.close_thinking)
+            return Action(force=self._reader.close_thinking(self._tokenizer))
         return CONTINUE
 
     def _budget_is_spent(self) -> bool:
@@ -165,7 +180,6 @@ class Answer:
         self._flush()
         if delta.kind == "reasoning":
             self._message.reasoning += delta.text
-            self._n_reasoning += len(self._pending)
         elif delta.kind == "call":
             if len(self._message.tool_calls) == self._rules.max_calls:
                 self._too_many_calls = True
@@ -196,12 +210,19 @@ class Answer:
     def _report(self, delta: Delta | None, taken: list[_Taken]) -> None:
         tokens = tuple(item.token for item in taken)
         probs = tuple(item.probs for item in taken if item.probs is not None)
-        self._emit(TextDelta(delta, tokens, probs), False)
+        self._emit(TextDelta(delta, tokens, probs, self._timings() if self._rules.timings else None), False)
         if taken is self._pending:
             self._pending = []
 
+    def _timings(self) -> Timings:
+        """Up to the last token."""
+        prompt = self._prompt or Progress(0, 0, 0, 0.0)
+        predicted_ms = 1e3 * (time.perf_counter() - self._first_token_s)
+        n_prompt = prompt.processed - prompt.cache
+        return Timings(prompt.cache, n_prompt, prompt.time_ms, self._n_predicted, predicted_ms)
+
     def _end(self, result: Result) -> Event | LlamaK3Error:
-        for delta in self._reader.end():
+        for delta in self._reader.flush():
             self._add(delta)
         if not self._held.word:
             self._flush()

@@ -13,6 +13,7 @@ from .. import __version__
 from .errors import error_response
 from .gate import Gate
 from .state import ServerState
+from .web import add_web_page
 
 _ROUTERS = (
     "llama_k3.server.routes.meta",
@@ -39,6 +40,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     for router in _routers():
         app.include_router(router)
+    if state.options.webui:
+        add_web_page(app)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_middleware(Gate, options=state.options)

@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from ..errors import ArgumentError, ClosedError, LlamaK3Error, OutOfMemoryError, StateError
 from .engine.engine import QueueFullError
 
+_TYPE_MARKS = ("str", "int", "float", "bool", "constrained-str")
+
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
@@ -171,16 +173,27 @@ def _busy_error(error: Exception) -> ApiError | None:
 
 def _validation_error(error: RequestValidationError) -> ApiError:
     """Names the first field that is wrong, what was found and what was wanted."""
-    first = error.errors()[0]
-    location = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    errors = error.errors()
+    first = errors[0]
+    location = _location(first)
     param = _path_text(location) or str(first["loc"][0])
     if first["type"] == "missing":
         message = f"{param}: found nothing, wanted a value"
-    elif first["type"] == "json_invalid":
-        message, param = f"body: found text that is not JSON ({first['ctx']['error']})", "body"
     else:
-        message = f"{param}: found {_shown(first.get('input'))}, wanted {_wanted(first)}"
+        # A field of several types has an error for each of them.
+        wanted = dict.fromkeys(_wanted(other) for other in errors if _location(other) == location)
+        message = f"{param}: found {_shown(first.get('input'))}, wanted {' or '.join(wanted)}"
     return ApiError(400, message, param=param)
+
+
+def _location(error: Mapping[str, Any]) -> list[int | str]:
+    """Names and positions that lead to a field, without pydantic's own marks of types."""
+    parts: list[int | str] = []
+    for part in error["loc"][1:]:
+        if isinstance(part, str) and (part in _TYPE_MARKS or "[" in part):
+            break
+        parts.append(part)
+    return parts
 
 
 def _wanted(error: Mapping[str, Any]) -> str:

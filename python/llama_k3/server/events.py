@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..xtml import Delta, Message
-from .engine.request import Progress, Result, TokenProbs
+from .engine.request import Progress, Result, Timings, TokenProbs
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -16,13 +16,14 @@ class TextDelta:
     """A piece of the answer (for a TextTask kind "content"), and the tokens that were taken since
     the last one.
 
-    `tokens` may come without text (delta None): of a control token or of a character that is not
-    whole yet.
+    `tokens` may come without text (delta None): of a control token. `timings`: up to here, where they
+    were asked for.
     """
 
     delta: Delta | None
     tokens: tuple[int, ...] = ()
     probs: tuple[TokenProbs, ...] = ()
+    timings: Timings | None = None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@ for exceptions. One plain ASGI layer, which costs a stream nothing per chunk."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_response
@@ -20,6 +22,11 @@ PUBLIC_PATHS = ("/", "/web/", "/favicon.ico", "/health", "/v1/health")
 """Paths (after the prefix) that need no API key: the web page, its files, and whether the server is up. One
 that ends in a slash stands for all below it, but `/` for itself alone."""
 
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, X-Api-Key, *",
+    "Access-Control-Max-Age": "600",
+}
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -66,10 +73,13 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = False
+        extra_headers: list[tuple[bytes, bytes]] = []
 
         async def sending(message: Message) -> None:
             nonlocal started
-            started = True
+            if not started:
+                started = True
+                message = {**message, "headers": [*message.get("headers", ()), *extra_headers]}
             await send(message)
 
         path = scope["path"]
@@ -77,14 +87,17 @@ class Gate:
             path = self._without_prefix(path)
             scope = {**scope, "path": path, "raw_path": path.encode()}
             headers = dict(scope["headers"])
-            self._check_origin(headers)
+            extra_headers += self._check_origin(headers)
+            if extra_headers and scope["method"] == "OPTIONS":
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, sending)
+                return
             self._check_key(path, headers)
             await self._app(scope, self._limited(headers, receive), sending)
         except Exception as error:
             if started:
                 logger.exception("%s %s: failed in the middle of its answer", scope["method"], path)
                 raise
-            await error_response(error, scope["method"], path)(scope, receive, send)
+            await error_response(error, scope["method"], path)(scope, receive, sending)
 
     def _without_prefix(self, path: str) -> str:
         prefix = self._options.api_prefix
@@ -94,19 +107,28 @@ class Gate:
             raise ApiError(404, f"{path}: found no such path, wanted one below {prefix}")
         return path[len(prefix) :] or "/"
 
-    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Web pages of other sites may not use a visitor's server."""
-        origin = headers.get(b"origin")
-        if origin is None:
-            return
+    def _check_origin(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """Web pages of other sites may not use a visitor's server, but for those of `cors_origins`, whose
+        headers are returned."""
+        given = headers.get(b"origin")
+        if given is None:
+            return []
+        origin = given.decode("latin-1")
+        allowed = self._options.cors_origins
+        if "*" in allowed or origin in allowed:
+            return [(b"access-control-allow-origin", given), (b"vary", b"Origin")]
         host = headers.get(b"host", b"").decode("latin-1")
-        site = urlsplit(origin.decode("latin-1"))
+        site = urlsplit(origin)
         if site.netloc != host:
-            raise ApiError(403, f"Origin: found {origin.decode('latin-1')!r}, wanted this server's own pages")
-        if self._options.loopback and not self._keys and site.hostname not in _LOCAL_NAMES:
             raise ApiError(
-                403, f"Host: found {host!r}, wanted localhost or an API key (--api-key) for this server"
+                403, f"Origin: found {origin!r}, wanted this server's own pages (or one of --cors-origins)"
             )
+        if self._options.loopback and not self._keys and site.hostname not in _LOCAL_NAMES:
+            # A foreign name that leads to this machine: DNS rebinding, or a proxy.
+            raise ApiError(
+                403, f"Host: found {host!r}, wanted localhost, or an API key (--api-key) for this server"
+            )
+        return []
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
         if not self._keys or is_public(path):
@@ -129,10 +151,17 @@ class Gate:
         if not length.isdigit() or int(length[:20]) > limit:
             raise _too_large(length.decode("latin-1")[:20], limit)
         size = 0
+        whole = False
 
         async def receiving() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, whole
+            if whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._options.request_timeout)
+            except asyncio.TimeoutError:
+                raise ApiError(408, "body: found its beginning, wanted all of it in time") from None
+            whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > limit:
                 raise _too_large(f"more than {limit}", limit)

@@ -17,7 +17,8 @@ class ServerOptions:
     needed. `api_prefix`: begins every path, without a slash at its end. `slot_save_path`: folder of saved
     slots; None: no saving. `request_timeout`: seconds. `max_body`: bytes. `reasoning_budget`: tokens of
     reasoning where a request says nothing, -1: no limit. `loopback`: only programs of this machine reach
-    the server.
+    the server. `cors_origins`: origins (scheme://host:port, or *) whose pages may use the server.
+    `ping_interval`: seconds after which a silent stream sends a comment.
     """
 
     model_path: Path | None = None
@@ -31,6 +32,8 @@ class ServerOptions:
     slots: bool = True
     webui: bool = True
     loopback: bool = True
+    cors_origins: tuple[str, ...] = ()
+    ping_interval: float | None = 30.0
     sampling: Sampling = Sampling()
     n_predict: int = -1
     ignore_eos: bool = False

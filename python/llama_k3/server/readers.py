@@ -1,25 +1,11 @@
-"""Readers of answers: tokens to deltas, for chats and for plain texts."""
+"""The reader of answers that are plain texts, beside those of chats (chat.py)."""
 
 from __future__ import annotations
 
 import codecs
 
-from ..chat import AnswerReader
 from ..tokenizer import Tokenizer
-from ..xtml import Delta
-
-
-class ChatReader:
-    """The model's chat format."""
-
-    def __init__(self, reader: AnswerReader) -> None:
-        self._reader = reader
-
-    def feed(self, token: int) -> list[Delta]:
-        return self._reader.feed(token)
-
-    def end(self) -> list[Delta]:
-        return []
+from ..xtml import Channel, Delta
 
 
 class TextReader:
@@ -29,13 +15,20 @@ class TextReader:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @property
+    def channel(self) -> Channel:
+        return "content"
+
     def feed(self, token: int) -> list[Delta]:
         if self._tokenizer.special_name(token) is not None:
             return self._delta(b"", final=True)
         return self._delta(self._tokenizer.decode_bytes([token]), final=False)
 
-    def end(self) -> list[Delta]:
+    def flush(self) -> list[Delta]:
         return self._delta(b"", final=True)
+
+    def close_thinking(self, tokenizer: Tokenizer) -> list[int]:
+        return []
 
     def _delta(self, data: bytes, final: bool) -> list[Delta]:
         text = self._decoder.decode(data, final)

@@ -15,15 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from .. import xtml
-from ..chat import ChatFormat, chat_format
+from ..chat import ChatFormat, K3Chat, chat_format
 from ..errors import ArgumentError, LlamaK3Error
+from ..grammar import GrammarCompiler
 from .answer import Answer, AnswerRules, Reader
 from .engine.engine import Engine
 from .engine.request import Constraint, Progress, Request, Sampling
 from .errors import ContextOverflowError
 from .events import Event, Finished, FinishReason, TextDelta
+from .limits import MAX_ANSWERS
 from .mailbox import Channel, Mailbox
-from .readers import ChatReader, TextReader
+from .readers import TextReader
 
 if TYPE_CHECKING:
     from ..model import Model
@@ -46,15 +48,13 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-MAX_ANSWERS = 32
-"""Most answers to one request."""
+ChatName = Literal["kimi-k3", "kimi-linear"]
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """What both kinds of tasks have. `stop`: the content (for a TextTask: the text) ends before the first
-    of them."""
+    of them. `timings_per_token`: each TextDelta carries timings."""
 
     sampling: Sampling = Sampling()
     max_tokens: int = -1
@@ -64,6 +64,7 @@ class AnswerOptions:
     slot: int | None = None
     max_predict_ms: float | None = None
     ignore_eos: bool = False
+    timings_per_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,17 +158,29 @@ class Service:
     """Starts answers on an engine; used from the event loop. Knows the model's chat format and limits."""
 
     def __init__(
-        self, engine: Engine, model: Model, model_name: str, request_timeout: float | None = None
+        self,
+        engine: Engine,
+        model: Model,
+        model_name: str,
+        request_timeout: float | None = None,
+        n_workers: int = 2,
     ) -> None:
-        """`request_timeout`: seconds after which a request is ended with a RequestTimeoutError."""
+        """`request_timeout`: seconds after which a request is ended with a RequestTimeoutError.
+        `n_workers`: threads that render and tokenise."""
         self.engine = engine
         self.model = model
         self.model_name = model_name
         self.tokenizer = model.tokenizer
-        self.n_ctx = engine.slots()[0].n_ctx
-        self.chat_format: ChatFormat | None = chat_format(model.tokenizer)
+        slots = engine.slots()
+        self.n_slots = len(slots)
+        self.n_ctx = slots[0].n_ctx
+        template = model.metadata.get("tokenizer.chat_template")
+        self.chat_format: ChatFormat | None = chat_format(model.tokenizer, template)
+        self.chat_name = _chat_name(self.chat_format)
         self._request_timeout = request_timeout
-        self._workers = ThreadPoolExecutor(2, "llama-k3-text")
+        self._workers = ThreadPoolExecutor(n_workers, "llama-k3-text")
+        # Takes about a second for a full vocabulary.
+        self._compiler = self._workers.submit(GrammarCompiler, self.tokenizer, self.chat_name)
         self._mailbox: Mailbox | None = None
 
     async def in_thread(self, function: Callable[[], _T]) -> _T:
@@ -206,8 +219,8 @@ class Service:
         prompt, constraints = await self.in_thread(prepare)
         rules = AnswerRules(
             stop=task.options.stop,
+            timings=task.options.timings_per_token,
             thinking_budget=task.thinking_budget if prompt.opened == "think" else -1,
-            close_thinking=xtml.encode(chat.close_thinking(), self.tokenizer),
             max_calls=-1 if task.parallel_tool_calls else 1,
         )
         return self._start(
@@ -216,7 +229,7 @@ class Service:
             constraints,
             task.options,
             rules,
-            lambda: ChatReader(chat.reader(self.tokenizer, prompt.opened)),
+            lambda: chat.reader(self.tokenizer, prompt.opened),
         )
 
     async def text(self, task: TextTask, n: int = 1) -> list[Run]:
@@ -231,7 +244,7 @@ class Service:
             (),
             constraints,
             task.options,
-            AnswerRules(stop=task.options.stop),
+            AnswerRules(stop=task.options.stop, timings=task.options.timings_per_token),
             lambda: TextReader(self.tokenizer),
         )
 
@@ -259,10 +272,15 @@ class Service:
             raise ContextOverflowError(len(tokens), self.n_ctx)
 
     def _chat_constraint(self, task: ChatTask, prompt: Prompt) -> Constraint | None:
-        raise NotImplementedError
+        return self._compiler.result().chat(
+            task.tools, task.tool_choice, task.response_format, prompt.opened, task.parallel_tool_calls
+        )
 
     def _text_constraint(self, task: TextTask) -> Constraint | None:
-        raise NotImplementedError
+        compiler = self._compiler.result()
+        if task.grammar is not None:
+            return compiler.gbnf(task.grammar)
+        return None if task.json_schema is None else compiler.json_schema(task.json_schema)
 
     def _start(
         self,
@@ -309,6 +327,12 @@ class Service:
         if self._mailbox is None:
             self._mailbox = Mailbox(asyncio.get_running_loop())
         return self._mailbox
+
+
+def _chat_name(chat: ChatFormat | None) -> ChatName | None:
+    if chat is None:
+        return None
+    return "kimi-k3" if isinstance(chat, K3Chat) else "kimi-linear"
 
 
 def _numbered(sampling: Sampling, index: int) -> Sampling:

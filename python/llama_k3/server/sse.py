@@ -17,9 +17,6 @@ from .service import Run
 
 logger = logging.getLogger(__name__)
 
-PING_S = 15.0
-"""A stream that says nothing for so long (a long prompt is read) sends a comment, so that it stays open."""
-
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -63,7 +60,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with cancelled_on_disconnect(receive, self._runs):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            pings = asyncio.create_task(self._ping(send))
+            pings = asyncio.create_task(self._ping(send, scope["app"].state.server.options.ping_interval))
             try:
                 async for chunk in self._chunks:
                     self._n_sent += 1
@@ -75,10 +72,11 @@ class EventStream(Response):
                 pings.cancel()
             await send({"type": "http.response.body", "body": b""})
 
-    async def _ping(self, send: Send) -> None:
-        while True:
+    async def _ping(self, send: Send, interval: float | None) -> None:
+        """A stream that says nothing (a long prompt is read) sends comments, so that it stays open."""
+        while interval is not None:
             before = self._n_sent
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(interval)
             if self._n_sent == before:
                 await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
 

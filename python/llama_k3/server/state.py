@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Request
+from fastapi import Depends, Request
 
-from .errors import ApiError
+from .errors import RETRY_AFTER_S, ApiError
 from .options import ServerOptions
 
 if TYPE_CHECKING:
@@ -22,13 +22,17 @@ class ServerState:
         self.loaded_service = service
         self.started = int(time.time())
         """Seconds of the Unix clock."""
-        self.shutting_down = False
+
+    def check_loaded(self) -> None:
+        """ApiError 503 while the model is being loaded."""
+        if self.loaded_service is None:
+            raise ApiError(503, "Loading model", headers={"Retry-After": str(RETRY_AFTER_S)})
 
     @property
     def service(self) -> Service:
         """ApiError 503 while the model is being loaded."""
-        if self.loaded_service is None:
-            raise ApiError(503, "Loading model")
+        self.check_loaded()
+        assert self.loaded_service is not None
         return self.loaded_service
 
 
@@ -41,3 +45,7 @@ def get_state(request: Request) -> ServerState:
 def get_service(request: Request) -> Service:
     """A dependency of endpoints."""
     return get_state(request).service
+
+
+State = Annotated[ServerState, Depends(get_state)]
+"""The type of an endpoint's parameter that is the server's state."""
