@@ -6,16 +6,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-MAX_TOKENS = 2**31 - 1
-MAX_STOP_SEQUENCES = 64
+from ..limits import INT32_MAX, MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TOOLS
+
 MAX_NAME = 128
 """Characters of a tool's name, as at Anthropic."""
 
 
 class _Form(BaseModel):
+    """Fields that are null count as missing."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
 class TextBlock(_Form):
@@ -74,6 +81,9 @@ class Message(_Form):
     content: Blocks
 
 
+StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
 class Tool(_Form):
     """A tool that the client runs. Anthropic's own tools have other types."""
 
@@ -94,7 +104,7 @@ class Thinking(_Form):
     is not shown, the signature holds it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -112,9 +122,9 @@ class PromptRequest(_Form):
     """What decides the prompt: the body of count_tokens. `model`: the one that is loaded answers."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextBlocks = []
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -123,14 +133,12 @@ class PromptRequest(_Form):
 class MessagesRequest(PromptRequest):
     """The body of /v1/messages. `container`, `mcp_servers`: known, and not done here."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)
-    ] = []
+    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)]
+    stop_sequences: Annotated[list[StopSequence], Field(max_length=MAX_STOP_STRINGS)] = []
     stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
     metadata: Mapping[str, Any] | None = None
     container: Any = None
     mcp_servers: Any = None

@@ -13,7 +13,7 @@ from ...xtml import Delta
 from .. import opaque
 from ..engine.request import Progress
 from ..events import Event, Finished, TextDelta
-from .object_prefix import ObjectPrefix
+from .tool_input import ToolInput
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ class MessageStream:
         self._block = -1
         self._open: str | None = None
         self._thinking: list[str] = []
-        self._input = ObjectPrefix()
+        self._input = ToolInput()
 
     def feed(self, event: Event) -> list[Json]:
         """The stream events that follow from an event of the run."""
@@ -90,7 +90,7 @@ class MessageStream:
         self._open = kind
         block: Json = {"type": kind, **fields}
         if kind == "tool_use":
-            self._input = ObjectPrefix()
+            self._input = ToolInput()
             block |= {"id": f"toolu_{self._id.removeprefix('msg_')}_{self._block}", "input": {}}
         return [*closed, {"type": "content_block_start", "index": self._block, "content_block": block}]
 

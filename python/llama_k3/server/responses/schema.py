@@ -5,16 +5,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-MAX_TOKENS = 2**31 - 1
+from ..limits import INT32_MAX, MAX_MESSAGES, MAX_TOOLS
+
 MAX_NAME = 64
 """Characters of a function's name, as at OpenAI."""
 MAX_METADATA = 16
 
 
 class _Form(BaseModel):
+    """Fields that are null count as missing."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
 class TextPart(_Form):
@@ -80,13 +88,15 @@ def _as_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if isinstance(value, list):
-        return [{"type": "message", **i} if isinstance(i, dict) and "type" not in i else i for i in value]
+        return [
+            {**i, "type": "message"} if isinstance(i, dict) and i.get("type") is None else i for i in value
+        ]
     return value
 
 
 Items = Annotated[
     list[Item],
-    Field(min_length=1),
+    Field(min_length=1, max_length=MAX_MESSAGES),
     BeforeValidator(_as_items, json_schema_input_type=str | list[Item]),
 ]
 
@@ -151,11 +161,11 @@ class ResponsesRequest(_Form):
     model: str | None = None
     input: Items
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
