@@ -1,0 +1,109 @@
+"""Parked sequences in memory, and the comparison of token prefixes that every tier searches with."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ...context import Snapshot
+
+TokenArray = npt.NDArray[np.int32]
+
+_FIRST_BLOCK, _GROWTH = 64, 8
+
+
+def common_prefix(a: TokenArray, b: TokenArray) -> int:
+    """Number of leading tokens that are equal.
+
+    Blocks of growing size are compared, so that an early difference is cheap.
+    """
+    end = min(a.size, b.size)
+    start, block = 0, _FIRST_BLOCK
+    while start < end:
+        stop = min(start + block, end)
+        different = a[start:stop] != b[start:stop]
+        if different.any():
+            return start + int(different.argmax())
+        start, block = stop, block * _GROWTH
+    return end
+
+
+def starts_with(a: TokenArray, b: TokenArray) -> bool:
+    """Whether `b` is a prefix of `a`, or equal to it."""
+    return b.size <= a.size and common_prefix(a, b) == b.size
+
+
+def newest_point(points: Sequence[int], limit: int) -> int:
+    """The largest of the ascending points that is at most `limit`; 0 when there is none."""
+    index = bisect_right(points, limit)
+    return points[index - 1] if index else 0
+
+
+@dataclass(eq=False)
+class Stored:
+    """A sequence that is held outside of the slots. `points`: ascending positions that it can be restored
+    at, its end the last one. `size`: bytes. `used`: clock of the last use."""
+
+    tokens: TokenArray
+    points: tuple[int, ...]
+    size: int
+    used: int
+
+    def usable(self, prompt: TokenArray, more_than: int) -> tuple[int, int]:
+        """(common prefix, newest point in it that leaves a token of the prompt to evaluate); (0, 0) when it
+        certainly is not beyond `more_than`."""
+        if min(self.points[-1], prompt.size - 1) <= more_than:
+            return 0, 0
+        if self.tokens[more_than] != prompt[more_than]:
+            return 0, 0
+        common = common_prefix(self.tokens, prompt)
+        return common, newest_point(self.points, min(common, prompt.size - 1))
+
+
+@dataclass(eq=False)
+class ParkedEntry(Stored):
+    """One in memory."""
+
+    snapshot: Snapshot
+
+    @cached_property
+    def key(self) -> str:
+        """A name of what it holds."""
+        digest = hashlib.blake2b(self.tokens.tobytes(), digest_size=16)
+        digest.update(np.array(self.points, np.int64).tobytes())
+        return digest.hexdigest()
+
+
+class ParkedTier:
+    """The entries in memory. Which of them to drop is decided elsewhere."""
+
+    def __init__(self) -> None:
+        self._entries: list[ParkedEntry] = []
+
+    def __iter__(self) -> Iterator[ParkedEntry]:
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, entry: object) -> bool:
+        return any(held is entry for held in self._entries)
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self._entries)
+
+    def add(self, entry: ParkedEntry) -> None:
+        """Replaces the entries that are prefixes of it."""
+        self._entries = [held for held in self._entries if not starts_with(entry.tokens, held.tokens)]
+        self._entries.append(entry)
+
+    def remove(self, entry: ParkedEntry) -> None:
+        """The memory is free once nobody uses the snapshot any more."""
+        self._entries = [held for held in self._entries if held is not entry]
