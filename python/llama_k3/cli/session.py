@@ -67,7 +67,7 @@ class Session:
         assert self._format is not None
         segments = self._format.turn(text) if self._tokens else self._format.first() + self._format.turn(text)
         pending = self._pending(encode(segments, self._tokenizer))
-        reader = self._format.reader(self._tokenizer)
+        reader = self._format.reader(self._tokenizer, self._format.opened())
         ended = False
         try:
             for token in self._answer(pending):

@@ -9,7 +9,7 @@ The facts of the format are those of the model's own encoder (encoding_k3.py of 
 llama.cpp's models/templates/Kimi-K3.jinja, which agree.
 """
 
-from .parse import Channel, StreamParser, parse
+from .parse import StreamParser, parse
 from .render import EFFORTS, generation_prompt, preamble, render, user_message
 from .segments import (
     CLOSE,
@@ -22,7 +22,7 @@ from .segments import (
     encode_with_boundaries,
     text_of,
 )
-from .types import Delta, Message, ToolCall
+from .types import AnswerParts, Channel, Delta, Message, Opened, ToolCall
 
 __all__ = [
     "CLOSE",
@@ -31,9 +31,11 @@ __all__ = [
     "MARKERS",
     "OPEN",
     "SEP",
+    "AnswerParts",
     "Channel",
     "Delta",
     "Message",
+    "Opened",
     "Segment",
     "StreamParser",
     "ToolCall",

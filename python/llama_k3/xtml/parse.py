@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
-from typing import Literal
 
 from .arguments import ArgumentWriter
 from .segments import (
@@ -36,10 +34,7 @@ from .segments import (
     open_tag,
     text_segments,
 )
-from .types import Delta, Message, ToolCall
-
-Opened = Literal["think", "response"]
-Channel = Literal["reasoning", "content", "tools"]
+from .types import AnswerParts, Channel, Delta, Message, Opened
 
 # The look behind keeps the search linear.
 _ATTRIBUTE = re.compile(r'(?<![^\s"])([^\s="]+)="([^"]*)"')
@@ -52,49 +47,6 @@ def _attributes(header: str) -> dict[str, str]:
     """The attributes of a tag's header, unescaped."""
     pairs = _ATTRIBUTE.findall(header)
     return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in pairs}
-
-
-@dataclass
-class CallParts:
-    """A call while it is read."""
-
-    name: str
-    index: int
-    arguments: list[str] = field(default_factory=list)
-
-    def whole(self) -> ToolCall:
-        return ToolCall(self.name, self.index, "".join(self.arguments))
-
-
-@dataclass
-class AnswerParts:
-    """The answer while it is read. Each method returns the delta of what it adds, or none."""
-
-    reasoning: list[str] = field(default_factory=list)
-    content: list[str] = field(default_factory=list)
-    calls: list[CallParts] = field(default_factory=list)
-
-    def text(self, kind: Literal["reasoning", "content"], text: str) -> list[Delta]:
-        if not text:
-            return []
-        (self.reasoning if kind == "reasoning" else self.content).append(text)
-        return [Delta(kind, text)]
-
-    def call(self, name: str, index: int | None = None) -> list[Delta]:
-        """A new call; without an index it has the next one."""
-        self.calls.append(CallParts(name, len(self.calls) + 1 if index is None else index))
-        return [Delta("call", name, len(self.calls) - 1)]
-
-    def arguments(self, text: str) -> list[Delta]:
-        """More of the last call's arguments."""
-        if not text:
-            return []
-        self.calls[-1].arguments.append(text)
-        return [Delta("arguments", text, len(self.calls) - 1)]
-
-    def whole(self) -> Message:
-        calls = [call.whole() for call in self.calls]
-        return Message("".join(self.reasoning), "".join(self.content), calls)
 
 
 class StreamParser:

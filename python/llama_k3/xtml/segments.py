@@ -33,7 +33,7 @@ def text_segments(*texts: str) -> list[Segment]:
 
 
 def open_tag(name: str, /, **attributes: object) -> list[Segment]:
-    """<|open|>NAME key="value"<|sep|>. The pieces of the header are segments of their own (encoding_k3.py)."""
+    """<|open|>NAME key="value"<|sep|>. The header's pieces are segments of their own (encoding_k3.py)."""
     header = [name]
     for key, value in attributes.items():
         header += [f" {key}", '="', str(value).replace("&", "&amp;").replace('"', "&quot;"), '"']
