@@ -25,7 +25,7 @@ import numpy as np
 from ...context import Snapshot
 from ...errors import LlamaK3Error, StateFormatError
 from . import files
-from .parked import ParkedEntry, Stored, TokenArray, starts_with
+from .parked import ParkedEntry, Stored, TokenArray
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class DiskTier:
             self._unlink(file.name)
             return
         for held in self.entries:
-            if held.name != file.name and starts_with(file.tokens, held.tokens):
+            if held.name != file.name and file.replaces(held):
                 self.discard(held)
         self._entries[file.name] = file
 

@@ -55,6 +55,10 @@ class Stored:
     size: int
     used: int
 
+    def replaces(self, other: Stored) -> bool:
+        """Whether all that can be reused of the other can be reused of this one."""
+        return set(other.points) <= set(self.points) and starts_with(self.tokens, other.tokens)
+
     def usable(self, prompt: TokenArray, more_than: int) -> tuple[int, int]:
         """(common prefix, newest point in it that leaves a token of the prompt to evaluate); (0, 0) when it
         certainly is not beyond `more_than`."""
@@ -100,8 +104,8 @@ class ParkedTier:
         return sum(entry.size for entry in self._entries)
 
     def add(self, entry: ParkedEntry) -> None:
-        """Replaces the entries that are prefixes of it."""
-        self._entries = [held for held in self._entries if not starts_with(entry.tokens, held.tokens)]
+        """Replaces the entries that it can stand in for."""
+        self._entries = [held for held in self._entries if not entry.replaces(held)]
         self._entries.append(entry)
 
     def remove(self, entry: ParkedEntry) -> None:

@@ -55,9 +55,9 @@ class Placement:
 class _Slot:
     """What is known of a slot beside its sequence: its request, or the last one it had.
 
-    `active`: between `place` and `release`. `answer_from`: where the last message of the prompt ends: what
-    follows is only an answer, which nobody asks for once it was replaced; None: not known. `stops`: where
-    the prompt is to be cut. `match`: of the file that it waits for.
+    `active`: between `place` and `release`. `answer_from`: where the last message of the prompt ends, or
+    what was reused if that is more: what follows is only an answer, which nobody asks for once it was
+    replaced; None: not known. `stops`: where the prompt is to be cut. `match`: of the file it waits for.
     """
 
     prompt: TokenArray = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -104,7 +104,6 @@ class PrefixCache:
         while position < len(prompt):      # position starts at placement.n_cached
             decode prompt[position:min(cache.next_stop(slot, position), ...)]
             if position == the stop: cache.checkpoint(slot)      # before anything else is decoded there
-                # with logits wanted for the last token before it: so what is kept is known to be finite
         ... generate ...
         cache.release(slot)                # however the request ended
     """
@@ -161,7 +160,7 @@ class PrefixCache:
         self._store.collect()
         try:
             snapshot = future.result()
-            self._keep_old(slot, request.prompt, match)
+            self._keep_old(slot, match)
             self._context.restore(slot, snapshot)
             snapshot.close()  # the future holds it on
         except LlamaK3Error as error:
@@ -229,7 +228,7 @@ class PrefixCache:
         """Put a saved sequence into an idle slot, whose old one is parked; tokens restored. StateError and
         ContextFullError: the block does not fit, and the slot is as it was."""
         self._store.collect()
-        self._keep_old(slot, None, None)
+        self._keep_old(slot, None)
         self._context.restore(slot, snapshot)
         self._slots[slot] = _Slot(used=self._store.tick())
         position = self._context.position(slot)
@@ -272,7 +271,8 @@ class PrefixCache:
             tokens = self._context.token_array(slot)
             common = common_prefix(tokens, prompt)
             points = [*(point.position for point in self._context.checkpoints(slot)), tokens.size]
-            match = Match(slot, common, newest_point(points, min(common, prompt.size - 1)))
+            limit = min(common, prompt.size - 1)
+            match = Match(slot, common, limit, newest_point(points, limit))
             key = (match.usable, self._cheapness(match), common)
             if common and key > best_key:
                 best, best_key = match, key
@@ -280,19 +280,24 @@ class PrefixCache:
         for entry in stored:
             common, usable = entry.usable(prompt, best_key[0])
             if common and (usable, -1, common) > best_key:
-                best, best_key = Match(entry, common, usable), (usable, -1, common)
+                limit = min(common, prompt.size - 1)
+                best, best_key = Match(entry, common, limit, usable), (usable, -1, common)
         return best
 
     def _cheapness(self, match: Match) -> int:
         """2: goes on in place and nothing is lost. 0: another request runs there."""
         if not isinstance(match.source, int) or self._slots[match.source].active:
             return 0
-        return 1 if self._loses(match.source, match.common) else 2
+        return 1 if self._loses(match.source, match.limit) else 2
 
-    def _loses(self, slot: int, common: int) -> bool:
-        """Whether a prompt that has only `common` tokens of the slot would lose more than an answer."""
+    def _loses(self, slot: int, limit: int) -> bool:
+        """Whether cutting the slot at `limit` loses more than an answer."""
+        return limit < self._worth(slot)
+
+    def _worth(self, slot: int) -> int:
+        """Tokens of the slot before the answer."""
         answer_from, end = self._slots[slot].answer_from, self._context.position(slot)
-        return common < (end if answer_from is None else min(answer_from, end))
+        return end if answer_from is None else min(answer_from, end)
 
     def _target(self, match: Match | None, targets: Collection[int]) -> int:
         """The slot that a prompt goes to."""
@@ -319,7 +324,7 @@ class PrefixCache:
             why = f"miss: common {match.common} tokens, no snapshot before them"
             return self._begin_miss(request, self._target(None, targets), why)
         target, source = self._target(match, targets), match.source
-        self._keep_old(target, request.prompt, match)
+        self._keep_old(target, match)
         if isinstance(source, int):
             if source != target:
                 self._context.copy(source, target)
@@ -351,7 +356,7 @@ class PrefixCache:
         return Placement(target, usable, reason)
 
     def _begin_miss(self, request: _Slot, target: int, why: str) -> Placement:
-        self._keep_old(target, request.prompt, None)
+        self._keep_old(target, None)
         self._context.clear(target)
         self._note(request, target, 0)
         self._misses += 1
@@ -361,7 +366,8 @@ class PrefixCache:
     def _note(self, request: _Slot, target: int, n_cached: int) -> None:
         n_prompt, options = request.prompt.size, self._options
         request.n_cached, request.used = n_cached, self._store.tick()
-        request.answer_from = max((end for end in request.boundaries if end < n_prompt), default=n_prompt - 1)
+        message_end = max((end for end in request.boundaries if end < n_prompt), default=n_prompt - 1)
+        request.answer_from = max(message_end, n_cached)
         if self._store.checkpoint_bytes <= self._store.limit:
             request.stops = plan_stops(
                 n_prompt, request.boundaries, n_cached, options.snapshot_min_step, options.snapshot_every
@@ -376,14 +382,14 @@ class PrefixCache:
             if position - newest_point(before, position) >= self._options.snapshot_min_step:
                 self._store.checkpoint(slot)
 
-    def _keep_old(self, slot: int, prompt: TokenArray | None, match: Match | None) -> None:
-        """Park what the slot holds, unless the prompt has all of it but an answer, or it is held elsewhere.
+    def _keep_old(self, slot: int, match: Match | None) -> None:
+        """Park what the slot holds, unless it goes on in the slot but for an answer, or is held elsewhere.
 
         What `match` is made from is not evicted for it.
         """
-        tokens = self._context.token_array(slot)
-        keep = match.usable if match and match.source == slot else 0
-        if tokens.size == 0 or (prompt is not None and not self._loses(slot, common_prefix(tokens, prompt))):
+        in_place = match is not None and match.source == slot
+        if match and in_place and not self._loses(slot, match.limit):
             return
-        if not self._store.is_covered(slot, tokens):
-            self._store.park(slot, keep, match)
+        tokens = self._context.token_array(slot)
+        if tokens.size and not self._store.is_covered(slot, tokens[: self._worth(slot)]):
+            self._store.park(slot, match.usable if match and in_place else 0, match)

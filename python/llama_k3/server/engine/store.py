@@ -25,11 +25,12 @@ _BLOCK_EXTRA, _CHECKPOINT_EXTRA = 512, 16
 
 @dataclass(frozen=True)
 class Match:
-    """A prefix that was found. `source`: a slot or a stored sequence; `common`: equal tokens; `usable`: the
-    newest point in them to go on from, 0: none."""
+    """A prefix that was found. `source`: a slot or a stored sequence; `common`: equal tokens; `limit`: of
+    these, what leaves a token to evaluate; `usable`: the newest point in it to go on from, 0: none."""
 
     source: int | ParkedEntry | DiskEntry
     common: int
+    limit: int
     usable: int
 
 
@@ -88,7 +89,7 @@ class CacheStore:
         position = self._context.position(slot)
         if position == 0:
             return
-        if not any(point.position == position for point in self._context.checkpoints(slot)):
+        if position not in self._positions(slot):
             if not self._make_room(lambda: self.checkpoint_bytes):
                 log.debug("cache: no checkpoint of slot %d at %d: no room", slot, position)
                 return
@@ -106,6 +107,9 @@ class CacheStore:
             self._checkpoint_used.setdefault(point.id, now)
         self._touch(slot, used)
         self._shrink()
+
+    def _positions(self, slot: int) -> set[int]:
+        return {point.position for point in self._context.checkpoints(slot)}
 
     def _touch(self, slot: int, position: int) -> None:
         for point in self._context.checkpoints(slot):
@@ -140,10 +144,18 @@ class CacheStore:
                 log.debug("cache: slot %d, %d tokens: parked", slot, n_tokens)
 
     def is_covered(self, slot: int, tokens: TokenArray) -> bool:
-        """Whether another slot, or a stored sequence, begins with the tokens."""
-        others = (self._context.token_array(other) for other in range(self._n_slots) if other != slot)
-        stored = (entry.tokens for entry in (*self.parked, *self.files))
-        return any(starts_with(held, tokens) for held in (*others, *stored))
+        """Whether another slot, or a stored sequence, begins with the slot's tokens, which are given or a
+        part of them, and has the slot's checkpoints in them."""
+        needed = {position for position in self._positions(slot) if position <= tokens.size}
+        if any(
+            needed <= set(e.points) and starts_with(e.tokens, tokens) for e in (*self.parked, *self.files)
+        ):
+            return True
+        return any(
+            needed <= self._positions(other) and starts_with(self._context.token_array(other), tokens)
+            for other in range(self._n_slots)
+            if other != slot
+        )
 
     def restored(self, entry: ParkedEntry, whole: bool) -> None:
         """A slot has got the sequence; the whole of it goes on there, or only a part of it."""
@@ -165,7 +177,7 @@ class CacheStore:
 
     def _entry_of(self, slot: int, checkpoints_from: int) -> ParkedEntry:
         tokens = self._context.token_array(slot)
-        points = {point.position for point in self._context.checkpoints(slot)} | {tokens.size}
+        points = self._positions(slot) | {tokens.size}
         snapshot = self._context.snapshot(slot, checkpoints_from=checkpoints_from)
         kept = tuple(sorted(int(point) for point in points if point >= checkpoints_from))
         return ParkedEntry(tokens, kept, snapshot.size, self.tick(), snapshot)
