@@ -262,5 +262,5 @@ def test_log_lines(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
         start(engine, prompts()[3], sampling=GREEDY)[1].wait()
         settle(engine)
     first, last = [record.getMessage() for record in caplog.records]
-    assert first.startswith("slot ") and "prompt of 30 tokens, cache_n 0: " in first
+    assert first.startswith("slot ") and first.endswith("; cache_n 0")
     assert "limit; prompt 30 tokens in " in last and "answer 8 tokens in " in last

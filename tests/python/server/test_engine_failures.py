@@ -196,10 +196,9 @@ def test_an_engine_that_cannot_start(model: Model, tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match="found"):
             Engine(model, options)
-    with pytest.raises(LlamaK3Error):
-        Engine(
-            model, replace(OPTIONS, cache_disk=tmp_path / "a" / "file" / "folder", cache_disk_size=1 << 20)
-        )
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StateError):
+        Engine(model, replace(OPTIONS, cache_disk=tmp_path / "file", cache_disk_size=1 << 20))
 
 
 # ---- slot files ----
@@ -265,6 +264,6 @@ def test_log_of_the_cache(engine: Engine, caplog: pytest.LogCaptureFixture) -> N
         start(engine, PROMPT, boundaries=[30])[1].wait()
         settle(engine)
     lines = [record.getMessage() for record in caplog.records if "cache_n" in record.getMessage()]
-    assert "cache_n 0: " in lines[0]
-    assert "cache_n 0: " not in lines[2] and len(lines) == 4
+    assert "miss: no common prefix; cache_n 0" in lines[0]
+    assert "39 of 40 tokens in place" in lines[2] and "; cache_n 39" in lines[2] and len(lines) == 4
     assert (engine.stats().cache_hits, engine.stats().cache_misses) == (1, 1)

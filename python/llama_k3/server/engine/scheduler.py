@@ -113,7 +113,7 @@ class Scheduler:
         if placement.pending is None:
             self._read(slot)
         else:
-            log.info("slot %d: waits: %s", slot.id, placement.reason)
+            log.info("%s", placement.reason)
             placement.pending.add_done_callback(lambda _: self._wake())
 
     def resume_waiting(self) -> None:
@@ -135,10 +135,7 @@ class Scheduler:
         assert placement is not None
         slot.read(placement)
         self.cache_stats = self._cache.stats()
-        log.info(
-            "slot %d: prompt of %d tokens, cache_n %d: %s",
-            *(slot.id, slot.n_prompt, slot.n_cached, placement.reason),
-        )
+        log.info("%s; cache_n %d", placement.reason, slot.n_cached)
         try:
             slot.report_progress()
         except Exception as error:
