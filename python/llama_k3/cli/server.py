@@ -29,7 +29,7 @@ from ..server.engine.options import EngineOptions
 from ..server.engine.request import Sampling
 from ..server.errors import ApiError
 from ..server.flags import parse
-from ..server.http import BoundedProtocol
+from ..server.http import server_config
 from ..server.options import ServerOptions
 from ..server.schemas.chat import EFFORTS
 from ..server.schemas.common import without_steps
@@ -39,7 +39,6 @@ from ..server.state import ServerState
 logger = logging.getLogger("llama_k3.server")
 
 _BACKLOG = 1024
-_KEEP_ALIVE_S = 65
 _SWITCH_S = 0.0005
 """How long one Python thread may keep the others waiting; the engine's and the event loop's take turns."""
 
@@ -259,19 +258,7 @@ def _run(args: Namespace) -> int:
     listener = _bind(args.host, args.port)
     with listener:
         state = ServerState(options)
-        config = uvicorn.Config(
-            create_app(state),
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            ssl_keyfile=args.ssl_key_file,
-            ssl_certfile=args.ssl_cert_file,
-        )
+        config = server_config(create_app(state), args.ssl_key_file, args.ssl_cert_file)
         server = _Server(config, state)
         start = _Start(args, state, server, _url(args, listener))
         port = listener.getsockname()[1]

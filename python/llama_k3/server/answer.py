@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from ..errors import LlamaK3Error
 from ..tokenizer import Tokenizer
-from ..xtml import Channel, Delta, Message, ToolCall
+from ..xtml import Delta, Message, ToolCall
 from .engine.request import CONTINUE, Action, Progress, Result, Timings, TokenProbs
 from .errors import RequestTimeoutError, ShutdownError
 from .events import Event, Finished, FinishReason, TextDelta
@@ -25,10 +25,6 @@ StopType = Literal["none", "eos", "limit", "word"]
 
 class Reader(Protocol):
     """The part of an AnswerReader (chat.py) that is used here."""
-
-    @property
-    def channel(self) -> Channel:
-        """What the next text would be."""
 
     def feed(self, token: int) -> list[Delta]:
         """What the token adds."""
@@ -42,11 +38,13 @@ class Reader(Protocol):
 
 @dataclass
 class _Taken:
-    """A token that is not reported yet. `start`: where its text begins in the text that is held back."""
+    """A token that is not reported yet. `start`: where its text begins in the text that is held back.
+    `is_text`: no control token, and none of those that name a channel."""
 
     token: int
     probs: TokenProbs | None
     start: int
+    is_text: bool
 
 
 class _Held:
@@ -147,19 +145,19 @@ class Answer:
         self._n_predicted += 1
         if self._n_predicted == 1:
             self._first_token_s = time.perf_counter()
-        self._n_reasoning += self._reader.channel == "reasoning"
-        control = self._tokenizer.special_name(token) is not None
-        taken = _Taken(token, probs, len(self._held.text))
-        if not control:
+        is_text = self._tokenizer.special_name(token) is None
+        taken = _Taken(token, probs, len(self._held.text), is_text)
+        if is_text:
             self._pending.append(taken)
         deltas = self._reader.feed(token)
         for delta in deltas:
             self._add(delta)
-        if control:
-            # No stop string goes on behind a control token.
-            self._flush()
+        if not is_text:
+            for earlier in self._pending:
+                earlier.is_text = earlier.is_text and earlier.start < len(self._held.text)
             self._pending.append(taken)
-            self._report(None, self._pending)
+            if not self._held.text:
+                self._report(None, self._pending)
         if self._held.word or self._too_many_calls:
             return Action(stop=True)
         if deltas and deltas[-1].kind == "reasoning" and self._budget_is_spent():
@@ -180,6 +178,7 @@ class Answer:
         self._flush()
         if delta.kind == "reasoning":
             self._message.reasoning += delta.text
+            self._n_reasoning += len(self._pending)
         elif delta.kind == "call":
             if len(self._message.tool_calls) == self._rules.max_calls:
                 self._too_many_calls = True
@@ -200,7 +199,9 @@ class Answer:
         for taken in rest:
             taken.start -= len(text)
         self._message.content += text
-        self._report(Delta("content", text), shown)
+        self._report(Delta("content", text), [taken for taken in shown if taken.is_text])
+        if hidden := [taken for taken in shown if not taken.is_text]:
+            self._report(None, hidden)
         self._pending = [] if self._held.word else rest
 
     def _flush(self) -> None:

@@ -81,11 +81,14 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_JsonRequest(request.scope, request.receive, request._send))
+            # As in llama.cpp a body is JSON, whatever type the client names; curl names another one.
+            headers = [header for header in request.scope["headers"] if header[0] != b"content-type"]
+            scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+            return await handler(_JsonRequest(scope, request.receive, request._send))
 
         return handle
 
 
 def api_router() -> APIRouter:
     """A router for endpoints of this server."""
-    return APIRouter(route_class=JsonRoute, strict_content_type=False)
+    return APIRouter(route_class=JsonRoute)

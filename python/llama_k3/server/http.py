@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .errors import ApiError, encode_json
 
 MAX_HEAD = 64 * 1024
 """Bytes of request line and headers together."""
+
+KEEP_ALIVE_S = 65
+"""Seconds that a connection stays open without a request: longer than the usual proxy's 60."""
 
 HEAD_SECONDS = 60.0
 """Time for them, from the start of the connection."""
@@ -83,6 +89,23 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def server_config(app: ASGIApp, key_file: Path | None = None, cert_file: Path | None = None) -> uvicorn.Config:
+    """How uvicorn serves the application: no log of accesses, no lifespan, no web sockets."""
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_keyfile=key_file,
+        ssl_certfile=cert_file,
+    )
 
 
 def _head_too_large() -> ApiError:

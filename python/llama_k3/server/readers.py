@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 
 from ..tokenizer import Tokenizer
-from ..xtml import Channel, Delta
+from ..xtml import Delta
 
 
 class TextReader:
@@ -14,10 +14,6 @@ class TextReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    @property
-    def channel(self) -> Channel:
-        return "content"
 
     def feed(self, token: int) -> list[Delta]:
         if self._tokenizer.special_name(token) is not None:

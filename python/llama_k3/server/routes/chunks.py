@@ -50,7 +50,7 @@ class ChatChunks:
             "system_fingerprint": FINGERPRINT,
             "object": "chat.completion.chunk",
         }
-        self._tail = ("}}]," + json.dumps(self._base, ensure_ascii=False)[1:] + "\n\n").encode(
+        self._tail = ("}}]," + json.dumps(self._base, ensure_ascii=False, separators=(",", ":"))[1:] + "\n\n").encode(
             "utf-8", "replace"
         )
         self._heads = [

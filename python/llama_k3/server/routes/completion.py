@@ -86,12 +86,8 @@ def _final(
 
 
 def _probs(deltas: Sequence[TextDelta], service: Service) -> list[dict[str, Any]]:
-    return [
-        probs_json(probs, service.tokenizer)
-        for item in deltas
-        if item.delta is not None
-        for probs in item.probs
-    ]
+    """Of every token, control tokens too."""
+    return [probs_json(probs, service.tokenizer) for item in deltas for probs in item.probs]
 
 
 async def _stream(
@@ -119,9 +115,8 @@ async def _stream(
                 body["prompt_progress"] = progress_json(item)
             else:
                 n_predicted[index] += len(item.tokens)
-                if item.delta is None:
-                    continue
-                body.update(content=item.delta.text, tokens=item.tokens, tokens_predicted=n_predicted[index])
+                content = "" if item.delta is None else item.delta.text
+                body.update(content=content, tokens=item.tokens, tokens_predicted=n_predicted[index])
                 if form.n_probs:
                     body["completion_probabilities"] = _probs([item], service)
                 if item.timings is not None:
