@@ -105,6 +105,8 @@ class Tokenizer:
         missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
         if missing:
             raise ModelVocabularyError(f"tokenizer.ggml.tokens: found none for the byte {missing[0]:#04x}")
+        self.ranks: Mapping[bytes, int] = ranks
+        """Tokens of plain text by their bytes."""
         self._encoding = tiktoken.Encoding(
             "kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.special_ids
         )
@@ -129,6 +131,11 @@ class Tokenizer:
             metadata["tokenizer.ggml.token_type"],
             metadata.get("tokenizer.ggml.eos_token_id", -1),
         )
+
+    @property
+    def encoding(self) -> tiktoken.Encoding:
+        """The vocabulary as tiktoken has it, for libraries that read it from there."""
+        return self._encoding
 
     def __len__(self) -> int:
         return len(self._bytes)
