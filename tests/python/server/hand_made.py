@@ -11,7 +11,7 @@ from llama_k3.server.engine.request import Progress, Result, StopReason, Timings
 from llama_k3.server.events import Event, Finished, FinishReason, TextDelta
 from llama_k3.xtml import Delta, Message, ToolCall
 
-PROPERTY = settings(deadline=None, derandomize=True, max_examples=100)
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)
 
 Kind = Literal["reasoning", "content", "call"]
 Part = tuple[Kind, str, str]

@@ -120,6 +120,7 @@ def test_the_server_decides_what_the_request_leaves_out() -> None:
     assert (found.thinking, found.effort, found.thinking_budget) == (False, "low", 50)
     found = task(defaults=defaults, thinking={"type": "adaptive"}, output_config={"effort": "xhigh"})
     assert (found.thinking, found.effort, found.thinking_budget) == (True, "max", 50)
+    assert not task(defaults=ServerOptions(reasoning_budget=0)).thinking
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import ArgumentError
 from .. import opaque
 from ..options import ServerOptions
+from ..schemas.chat import EFFORTS
 from ..service import AnswerOptions, ChatTask
 from .schema import (
     Message,
@@ -29,7 +30,6 @@ from .schema import (
 ERROR_LINE = "Error: "
 """What a tool's result with `is_error` begins with."""
 
-_EFFORTS = {"low": "low", "medium": "high", "high": "high", "xhigh": "max", "max": "max"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # A line that Claude Code puts before its system prompt. It differs from request to request, for Anthropic's
 # own use; left in, it would keep every prompt of a session from sharing a prefix with the one before.
@@ -45,14 +45,16 @@ def chat_task(request: PromptRequest, defaults: ServerOptions) -> ChatTask:
     """
     thinking, choice = request.thinking, request.tool_choice
     effort = request.output_config.effort if request.output_config else None
+    budget = _thinking_budget(request, defaults)
+    thinks = thinking.type != "disabled" if thinking else defaults.thinking
     return ChatTask(
         messages=[*_system(request), *_messages(request)],
         tools=_tools(request),
         tool_choice=_tool_choice(request),
         response_format=_response_format(request),
-        thinking=thinking.type != "disabled" if thinking else defaults.thinking,
-        effort=_EFFORTS[effort] if effort else defaults.reasoning_effort,
-        thinking_budget=_thinking_budget(request, defaults),
+        thinking=thinks and budget != 0,
+        effort=EFFORTS[effort] if effort else defaults.reasoning_effort,
+        thinking_budget=budget,
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         options=_answer_options(request, defaults),
     )

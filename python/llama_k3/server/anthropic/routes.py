@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 
 from ..bodies import api_router
-from ..errors import FORMS, ApiError, encode_json
+from ..errors import FORMS, ApiError
+from ..routes.common import ERRORS, json_response
 from ..service import Run
 from ..sse import EventStream, event, whole_answers
-from ..state import ServerState, get_state
+from ..state import State
 from .convert import chat_task
-from .schema import MessagesRequest, PromptRequest
+from .schema import ErrorBody, MessagesRequest, PromptRequest
 from .stream import MessageStream, whole_message
 
 PATH = "/v1/messages"
@@ -44,12 +45,12 @@ def error_body(error: ApiError) -> Mapping[str, Any]:
 
 FORMS[PATH] = error_body
 
+_ERRORS = {status: {**description, "model": ErrorBody} for status, description in ERRORS.items()}
 
-@router.post(PATH)
-async def create_message(
-    body: MessagesRequest, request: Request, state: Annotated[ServerState, Depends(get_state)]
-) -> Response:
-    """Answer a chat."""
+
+@router.post(PATH, responses=_ERRORS, summary="Answer a chat (Anthropic)")
+async def create_message(body: MessagesRequest, request: Request, state: State) -> Response:
+    """Whole, or as server-sent events that end with message_stop."""
     service = state.service
     (run,) = await service.chat(chat_task(body, state.options))
     stream = MessageStream(
@@ -63,7 +64,7 @@ async def create_message(
         return EventStream(_chunks(run, stream), [run], lambda error: event(error_body(error), "error"))
     ((finished, events),) = await whole_answers(request, [run])
     message = whole_message(part for item in [*events, finished] for part in stream.feed(item))
-    return Response(encode_json(message), media_type="application/json")
+    return json_response(message)
 
 
 async def _chunks(run: Run, stream: MessageStream) -> AsyncIterator[bytes]:
@@ -73,11 +74,9 @@ async def _chunks(run: Run, stream: MessageStream) -> AsyncIterator[bytes]:
             yield b"".join(event(part, part["type"]) for part in parts)
 
 
-@router.post(PATH + "/count_tokens")
-async def count_tokens(
-    body: PromptRequest, state: Annotated[ServerState, Depends(get_state)]
-) -> dict[str, int]:
-    """The number of tokens of a chat's prompt."""
+@router.post(PATH + "/count_tokens", responses=_ERRORS, summary="Count a chat's tokens (Anthropic)")
+async def count_tokens(body: PromptRequest, state: State) -> Response:
+    """Tokens of the prompt that the same request to /v1/messages makes."""
     service, task = state.service, chat_task(body, state.options)
     prompt = await service.in_thread(lambda: service.render(task))
-    return {"input_tokens": len(prompt.tokens)}
+    return json_response({"input_tokens": len(prompt.tokens)})

@@ -142,3 +142,18 @@ class MessagesRequest(PromptRequest):
     metadata: Mapping[str, Any] | None = None
     container: Any = None
     mcp_servers: Any = None
+
+
+class ErrorObject(BaseModel):
+    """`code`: context_length_exceeded, with both counts of tokens beside it."""
+
+    type: str
+    message: str
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error, for OpenAPI."""
+
+    type: Literal["error"]
+    error: ErrorObject

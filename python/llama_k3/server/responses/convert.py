@@ -12,6 +12,7 @@ from .. import opaque
 from ..engine.request import Sampling
 from ..errors import ApiError, unsupported
 from ..options import ServerOptions
+from ..schemas.chat import EFFORTS
 from ..service import AnswerOptions, ChatTask
 from .schema import (
     AllowedTools,
@@ -31,8 +32,6 @@ from .schema import (
 SEALED_REASONING = "reasoning.encrypted_content"
 """The word in `include` that asks for reasoning in a form that is returned unread."""
 
-_EFFORTS = {"minimal": "low", "low": "low", "medium": "high", "high": "high", "xhigh": "max", "max": "max"}
-
 
 def chat_task(request: ResponsesRequest, defaults: ServerOptions) -> ChatTask:
     """`defaults`: for what the request leaves out. ApiError names the field that cannot be used."""
@@ -46,7 +45,7 @@ def chat_task(request: ResponsesRequest, defaults: ServerOptions) -> ChatTask:
         tool_choice=choice,
         response_format=_response_format(request),
         thinking=effort != "none" if effort else defaults.thinking,
-        effort=_EFFORTS.get(effort) if effort else defaults.reasoning_effort,
+        effort=EFFORTS[effort] if effort else defaults.reasoning_effort,
         thinking_budget=defaults.reasoning_budget,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         options=AnswerOptions(

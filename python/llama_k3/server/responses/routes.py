@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterable
-from typing import Annotated
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 
 from ..bodies import api_router
-from ..errors import ApiError, encode_json
+from ..errors import ApiError
+from ..routes.common import ERRORS, json_response, now
 from ..service import Run
 from ..sse import EventStream, event, whole_answers
-from ..state import ServerState, get_state
+from ..state import State
 from .convert import SEALED_REASONING, chat_task, shown_request
 from .schema import ResponsesRequest
 from .stream import Json, ResponseStream
@@ -21,17 +20,15 @@ from .stream import Json, ResponseStream
 router = api_router()
 
 
-@router.post("/v1/responses")
-async def create_response(
-    body: ResponsesRequest, request: Request, state: Annotated[ServerState, Depends(get_state)]
-) -> Response:
-    """Answer a chat."""
+@router.post("/v1/responses", responses=ERRORS, summary="Answer a chat (Responses)")
+async def create_response(body: ResponsesRequest, request: Request, state: State) -> Response:
+    """Whole, or as server-sent events that end with response.completed, .incomplete or .failed."""
     service = state.service
     (run,) = await service.chat(chat_task(body, state.options))
     stream = ResponseStream(
         f"resp_{secrets.token_hex(12)}",
         {"model": service.model_name, **shown_request(body, state.options)},
-        int(time.time()),
+        now(),
         seal_reasoning=SEALED_REASONING in (body.include or ()),
     )
     if body.stream:
@@ -43,7 +40,7 @@ async def create_response(
     ((finished, events),) = await whole_answers(request, [run])
     for item in [*events, finished]:
         stream.feed(item)
-    return Response(encode_json(stream.response), media_type="application/json")
+    return json_response(stream.response)
 
 
 async def _chunks(run: Run, stream: ResponseStream) -> AsyncIterator[bytes]:

@@ -5,12 +5,12 @@ Items never open again: where the model goes back to an earlier channel, a new i
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ...xtml import Delta
 from .. import opaque
 from ..events import Event, Finished, TextDelta
+from ..routes.common import now
 
 Json = dict[str, Any]
 
@@ -150,7 +150,7 @@ class ResponseStream:
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
-            self.response["completed_at"] = int(time.time())
+            self.response["completed_at"] = now()
         self.response["usage"] = _usage(finished)
         return [*events, self._event(f"response.{status}", response=self.response)]
 
