@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,16 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+CLEAR = """if (location.protocol === "http:") {
+  const test = new URLSearchParams(location.search).get("test");
+  if (localStorage.getItem("test") !== test) {
+    localStorage.clear();
+    sessionStorage.clear();
+    localStorage.setItem("test", test);
+  }
+}"""
+"""Runs before the page's scripts; clears the storage when a test begins, not when it loads the page again."""
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="package")
@@ -76,20 +87,24 @@ class Watch:
 def _watched(browser: Browser, _running: FakeServer) -> Iterator[tuple[Page, Watch]]:
     """One page for all tests, as a new one takes Chromium more than a second."""
     with browser.new_context() as context:
+        context.add_init_script(CLEAR)
         page = context.new_page()
         page.set_default_timeout(10_000)
         yield page, Watch(page, _running.url)
 
 
 @pytest.fixture
-def page(_watched: tuple[Page, Watch], server: FakeServer) -> Iterator[Page]:
+def watch(_watched: tuple[Page, Watch]) -> Watch:
+    return _watched[1]
+
+
+@pytest.fixture
+def page(_watched: tuple[Page, Watch], watch: Watch, server: FakeServer) -> Iterator[Page]:
     """The page, with an empty storage, light, 1280 pixels wide."""
-    page, watch = _watched
+    page = _watched[0]
     page.set_viewport_size({"width": 1280, "height": 800})
-    page.emulate_media(color_scheme="light")
-    page.goto(f"{server.url}/web/favicon.svg")
-    page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
-    page.goto(server.url)
+    page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+    page.goto(f"{server.url}/?test={next(_numbers)}")
     page.locator("#composer-text:focus").wait_for()
     yield page
     page.goto("about:blank")

@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
+from llama_k3.server.web import add_web_page
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-
-from llama_k3.server.web import add_web_page
 
 N_CTX = 4096
 TIMINGS = {
@@ -53,10 +52,11 @@ class Drop:
     """The connection breaks here."""
 
 
-Step = dict[str, Any] | Gate | Drop
+Chunk = dict[str, Any]
+Step = Chunk | Gate | Drop
 
 
-def delta(**fields: Any) -> Step:
+def delta(**fields: Any) -> Chunk:
     """A chunk with a piece of the answer."""
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
 
@@ -68,7 +68,7 @@ def call(name: str, *arguments: str, id: str = "call_1", index: int = 0) -> list
     return [delta(tool_calls=[part]) for part in (head, *parts)]
 
 
-def progress(processed: int, cache: int = 100, total: int = 1100) -> Step:
+def progress(processed: int, cache: int = 100, total: int = 1100) -> Chunk:
     """The prompt has been read up to here."""
     return {
         **delta(),

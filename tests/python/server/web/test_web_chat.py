@@ -17,7 +17,8 @@ def send(page: Page, text: str) -> None:
 def test_an_answer_is_shown_while_it_comes(page: Page, server: FakeServer) -> None:
     gates = [Gate() for _ in range(4)]
     server.says(
-        gates[0], progress(600), gates[1], delta(reasoning_content="They greet"), delta(reasoning_content=" me."),
+        gates[0], progress(600),
+        gates[1], delta(reasoning_content="They greet"), delta(reasoning_content=" me."),
         gates[2], delta(content="Hello **wor"), gates[3], delta(content="ld**!"), end(reasoning=7),
     )  # fmt: skip
     send(page, "Hi")

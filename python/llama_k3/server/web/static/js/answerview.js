@@ -120,7 +120,7 @@ export class AnswerView {
     setText(this.note, note);
     this.showTrouble(answer, !live && answer.error, last);
     this.copy.hidden = !answer.content;
-    this.regenerate.hidden = live || !last;
+    this.regenerate.hidden = live || !last || Boolean(answer.error);
     this.showFigures(live && !answer.content && !answer.reasoning ? [] : figures(answer));
   }
 
