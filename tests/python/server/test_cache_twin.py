@@ -170,7 +170,7 @@ def twin(model: Model) -> Any:
 
 
 SMALL = {"extended", "cut", "copied from busy", "miss"}
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], int, set[str], float]] = {
     "ample": ({}, 720, SMALL | {"from memory"}, 0.5),
     "tight": ({"cache_ram": 3 * MIB}, 480, SMALL | {"from memory"}, 0.3),
     "disk": ({"cache_ram": 4 * MIB, "cache_disk_size": 64 * MIB}, 480, SMALL | {"from disk"}, 0.3),

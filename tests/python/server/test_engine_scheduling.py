@@ -131,11 +131,14 @@ def test_a_full_queue(model: Model) -> None:
 # ---- shares of the micro-batch ----
 
 
-@pytest.mark.parametrize("n_short", [1, 3])
-def test_short_prompts_behind_a_long_one(model: Model, n_short: int) -> None:
-    """Their first tokens come within two micro-batches, while a long prompt is being read and streams run;
-    no stream misses a micro-batch."""
-    engine = Engine(model, replace(OPTIONS, n_ctx=6100, n_parallel=8, n_ubatch=128))
+@pytest.mark.parametrize(("n_short", "boundaries", "cache_ram"), [(1, [12], 1 << 30), (3, [], 0)])
+def test_short_prompts_behind_a_long_one(
+    model: Model, n_short: int, boundaries: list[int], cache_ram: int
+) -> None:
+    """Their first tokens come within two micro-batches, also where a checkpoint is made in them, while a
+    long prompt is being read and streams run; no stream misses a micro-batch."""
+    options = replace(OPTIONS, n_ctx=6100, n_parallel=8, n_ubatch=128, cache_ram=cache_ram)
+    engine = Engine(model, options)
     try:
         stream_calls: list[int] = []
         first_calls: list[int] = []
@@ -148,7 +151,7 @@ def test_short_prompts_behind_a_long_one(model: Model, n_short: int) -> None:
                 submitted.append(stream_calls[-1])
                 for i in range(n_short):
                     react = lambda n: first_calls.append(engine.stats().decode_calls) if n == 1 else None  # noqa: E731
-                    shorts.append(start(engine, prompt_of(20, i), react)[1])
+                    shorts.append(start(engine, prompt_of(20, i), react, boundaries=boundaries)[1])
 
         with held(engine):
             _, stream = start(engine, prompt_of(5), on_stream, max_tokens=40)

@@ -23,6 +23,10 @@ from .slot import Slot
 
 log = logging.getLogger("llama_k3.server")
 
+# A checkpoint before the last token of a prompt spares a repeat of it the tokens behind the checkpoint
+# before. It costs a micro-batch of its own, and so is left out where it spares no more than these.
+_SHORT_TAIL = 64
+
 _NOTHING = Timings(cache_n=0, prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
 
 
@@ -257,7 +261,10 @@ class Scheduler:
 
     def _prompt_limit(self, slot: Slot) -> int:
         """Tokens up to the next checkpoint, or the prompt's end."""
-        return min(self._cache.next_stop(slot.id, slot.n_past), slot.n_prompt) - slot.n_past
+        stop = self._cache.next_stop(slot.id, slot.n_past)
+        if stop == slot.n_prompt - 1 and slot.checkpoint and slot.n_prompt - slot.checkpoint <= _SHORT_TAIL:
+            stop = slot.n_prompt
+        return stop - slot.n_past
 
     def _advance(self, part: _Part) -> None:
         """A slot after its part of a micro-batch."""
@@ -266,6 +273,7 @@ class Scheduler:
         try:
             if part.stop:
                 self._cache.checkpoint(slot.id)
+                slot.checkpoint = slot.n_past
             if slot.state == "prompt":
                 slot.report_progress()
             reason = self._go_on(slot, None if part.row is None else self._batch.row(part.row))

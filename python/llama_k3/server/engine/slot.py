@@ -34,7 +34,8 @@ class SlotState:
 
 class Slot:
     """Belongs to the engine's thread. `tokens`: prompt and answer, of which the sequence holds the first
-    `n_past`; `pending` placement: see PrefixCache."""
+    `n_past`. `checkpoint`: position of the last one made in the prompt, 0 for none. `placement`: see
+    PrefixCache."""
 
     def __init__(self, number: int, n_ctx: int, n_vocab: int) -> None:
         self.id = number
@@ -51,6 +52,7 @@ class Slot:
         self.n_past = n_past
         self.n_prompt = n_prompt
         self.n_cached = 0
+        self.checkpoint = 0
         self.n_predicted = 0
         self._forced: deque[int] = deque()
         self._started = self._first_token = self._last_token = 0.0
