@@ -75,6 +75,8 @@ class MarkerSplitter:
     """Cuts text that comes in pieces into segments. Markers count as control tokens, also when cut in two."""
 
     def __init__(self, markers: Sequence[str]) -> None:
+        """`markers` all begin with the same character."""
+        self._start = markers[0][0]
         self._marker = re.compile("|".join(re.escape(marker) for marker in markers))
         self._prefixes = {marker[:size] for marker in markers for size in range(1, len(marker))}
         self._longest = max(len(marker) for marker in markers) - 1
@@ -83,6 +85,8 @@ class MarkerSplitter:
     def feed(self, piece: str) -> list[Segment]:
         """The segments that are sure by now; an end that may become a marker is held back."""
         text = self._held + piece
+        if self._start not in text:
+            return text_segments(text)
         segments: list[Segment] = []
         start = 0
         for marker in self._marker.finditer(text):
