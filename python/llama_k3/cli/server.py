@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import ssl
 import sys
@@ -280,7 +279,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command. Exit status: 0, 1 where it cannot start, 2 for wrong flags."""
     args = parse(sys.argv[1:] if argv is None else argv, os.environ, f"llama-server (llama-k3) {__version__}")
     sys.setswitchinterval(_SWITCH_S)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _run(args)
     except (StartError, LlamaK3Error, OSError) as error:

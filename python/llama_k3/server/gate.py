@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_response
@@ -84,6 +84,10 @@ class Gate:
 
         path = scope["path"]
         try:
+            if path == self._options.api_prefix:
+                # The page's addresses are relative to a path that ends in a slash.
+                await RedirectResponse(path + "/")(scope, receive, sending)
+                return
             path = self._without_prefix(path)
             scope = {**scope, "path": path, "raw_path": path.encode()}
             headers = dict(scope["headers"])
@@ -103,9 +107,9 @@ class Gate:
         prefix = self._options.api_prefix
         if not prefix:
             return path
-        if path != prefix and not path.startswith(prefix + "/"):
+        if not path.startswith(prefix + "/"):
             raise ApiError(404, f"{path}: found no such path, wanted one below {prefix}")
-        return path[len(prefix) :] or "/"
+        return path[len(prefix) :]
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         """Web pages of other sites may not use a visitor's server, but for those of `cors_origins`, whose

@@ -91,7 +91,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def server_config(app: ASGIApp, key_file: Path | None = None, cert_file: Path | None = None) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp, key_file: Path | None = None, cert_file: Path | None = None
+) -> uvicorn.Config:
     """How uvicorn serves the application: no log of accesses, no lifespan, no web sockets."""
     return uvicorn.Config(
         app,

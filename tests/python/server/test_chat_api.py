@@ -228,7 +228,7 @@ def test_repeated_tokens_are_penalised(server: RunningServer) -> None:
 
 
 def test_a_seed_repeats_the_draws(server: RunningServer) -> None:
-    hot = {"temperature": 20.0, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 20}
+    hot: dict[str, Any] = {"temperature": 20.0, "top_k": 0, "top_p": 1, "min_p": 0, "max_tokens": 20}
     first = whole(server, body(seed=11, **hot))
     assert whole(server, body(seed=11, **hot)) == first
     assert whole(server, body(seed=12, **hot)) != first
@@ -338,7 +338,8 @@ def test_unknown_fields_and_nulls_are_ignored(server: RunningServer) -> None:
         "stream",
         "logit_bias",
     )
-    asked = body(user="me", metadata={"a": 1}, store=True, magic=[1], **dict.fromkeys(names))
+    nulls: dict[str, Any] = dict.fromkeys(names)
+    asked = body(user="me", metadata={"a": 1}, store=True, magic=[1], **nulls)
     assert whole(server, asked) == whole(server, body())
 
 
@@ -363,7 +364,7 @@ def test_developer_messages_are_kept(server: RunningServer) -> None:
 
 def test_replayed_arguments_keep_their_bytes(server: RunningServer) -> None:
     call = {"id": "abc", "type": "function", "function": {"name": "f", "arguments": '{"x":  1e2}'}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abc", "content": "done"},

@@ -1,4 +1,4 @@
-"""/completion and /v1/completions: prompts of all forms, stop strings, characters, probabilities, settings."""
+"""/completion and /v1/completions: prompts, stop strings, characters, probabilities, settings."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_characters_are_never_cut(server: RunningServer) -> None:
     """Bytes of a character that come as single tokens are shown together, or as U+FFFD at a cut."""
     tokens = server.post("/tokenize", {"content": "\U0001f600"}).json()["tokens"]
     assert len(tokens) == 4
-    forced = {
+    forced: dict[str, Any] = {
         "n_predict": 4,
         "top_k": 0,
         "logit_bias": [[token, 100] for token in tokens],

@@ -50,9 +50,8 @@ class ChatChunks:
             "system_fingerprint": FINGERPRINT,
             "object": "chat.completion.chunk",
         }
-        self._tail = ("}}]," + json.dumps(self._base, ensure_ascii=False, separators=(",", ":"))[1:] + "\n\n").encode(
-            "utf-8", "replace"
-        )
+        base = json.dumps(self._base, ensure_ascii=False, separators=(",", ":"))
+        self._tail = ("}}]," + base[1:] + "\n\n").encode("utf-8", "replace")
         self._heads = [
             {
                 kind: (

@@ -14,13 +14,13 @@ from ...tokenizer import Tokenizer
 from ..engine.request import Progress, Sampling, TokenProbs
 from ..errors import encode_json
 from ..events import Finished
-from ..schemas.errors import ErrorBody
+from ..schemas.errors import ApiErrorBody
 from ..service import AnswerOptions
 
 FINGERPRINT = f"llama-k3-{__version__}"
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": description}
+    status: {"model": ApiErrorBody, "description": description}
     for status, description in (
         (400, "The request is wrong; the message names the field"),
         (401, "No API key, or an unknown one"),

@@ -38,7 +38,16 @@ for _path, _reason in REASONS.items():
     router.add_api_route(
         _path,
         _refuse,
-        methods=["POST", "GET"] if _path == "/lora-adapters" else ["POST"],
+        methods=["POST"],
         responses=ERRORS,
         summary=f"Not here: {_reason}",
+        name="no_" + _path.removeprefix("/").replace("/", "_").replace("-", "_"),
     )
+router.add_api_route(
+    "/lora-adapters",
+    _refuse,
+    methods=["GET"],
+    responses=ERRORS,
+    summary=f"Not here: {_LORA}",
+    name="no_adapters",
+)

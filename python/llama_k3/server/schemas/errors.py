@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 
-class ErrorObject(BaseModel):
+class ApiErrorObject(BaseModel):
     """`code`: a word where OpenAI has one, else the HTTP status."""
 
     code: int | str
@@ -14,5 +14,5 @@ class ErrorObject(BaseModel):
     param: str | None = None
 
 
-class ErrorBody(BaseModel):
-    error: ErrorObject
+class ApiErrorBody(BaseModel):
+    error: ApiErrorObject
