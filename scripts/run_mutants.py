@@ -28,6 +28,7 @@ MUTANTS = {
     "swap-state-axes": "the KDA state is read transposed",
     "swap-nibbles": "the halves of each MXFP4 byte change places",
     "restore-other-sequence": "a restored state goes to the sequence beside it",
+    "restore-wrong-position": "a cut sequence gets the state of the checkpoint before the right one",
     "biased-router": "the router's bias enters the weights",
     "softplus-gate": "softplus decay in place of the bounded gate",
     "skip-latent-norm": "no norm behind the routed experts",
@@ -49,6 +50,7 @@ TESTS = [
     "tests/runtime/test_decode.py::test_eps_of_the_lora_norms",
     "tests/runtime/test_precision.py::test_trained_checkpoint_is_exact_in_reference_form",
     "tests/runtime/test_sequence.py::test_restore_into_another_sequence_leaves_the_others",
+    "tests/runtime/test_sequence.py::test_truncate_goes_back_to_the_newest_snapshot",
 ]
 
 

@@ -99,6 +99,12 @@ def test_tokens_that_are_refused(context: Context, tokens: Any, error: str) -> N
         (lambda c: c.decode_batch([([1], 0, True), (1, 0, True)]), "token of items: found lists of several"),
         (lambda c: c.restore(0, None), "snapshot: found NoneType, wanted a Snapshot"),
         (lambda c: c.restore(c.snapshot(), 0), "snapshot: found int, wanted a Snapshot"),
+        (lambda c: c.snapshot(0, checkpoints_from=-1), "checkpoints_from: found -1, wanted 0"),
+        (lambda c: c.checkpoint(3), "seq: found 3"),
+        (lambda c: c.checkpoints(3), "seq: found 3"),
+        (lambda c: c.token_array(3), "seq: found 3"),
+        (lambda c: c.drop_checkpoint(0, 5), "no checkpoint at position 5"),
+        (lambda c: Snapshot.of_size(-1), "size: found -1"),
         (lambda c: c.save(0, "name\0rest"), "path: found 'name.x00rest', wanted a path without NUL"),
         (lambda c: c.load(0, 5), "path: found 5, wanted a path"),
     ],
@@ -152,6 +158,10 @@ def test_sequences_from_python(context: Context, tmp_path: Path) -> None:
         assert np.abs(rest - straight[6:]).max() < 1e-4
     context.load(0, str(tmp_path / "sequence"))
     assert context.tokens(0) == TOKENS[:6]
+    array = context.token_array(0)
+    assert array.dtype == np.int32 and array.tolist() == TOKENS[:6]
+    context.clear(0)
+    assert context.token_array(0).size == 0
 
 
 def test_a_closed_snapshot(context: Context) -> None:
@@ -196,6 +206,9 @@ def test_use_after_close(model: Model) -> None:
         context.position,
         context.tokens,
         context.snapshot,
+        context.checkpoint,
+        context.checkpoints,
+        context.token_array,
         context.clear,
         context.memory,
         context.counters,

@@ -15,6 +15,7 @@ import llama_k3
 from llama_k3 import Context, Model
 from tests.compare import assert_close
 from tests.runtime.conftest import Case, convert_to, resident_bytes
+from tests.runtime.test_context import POISONED_TOKEN, poisoned
 
 EXACT = 2e-4
 N_CTX = 128
@@ -152,6 +153,101 @@ def test_truncate_after_copy_uses_the_shared_snapshots(
     context.clear(0)
     assert context.truncate(1, 30) == 20
     check_goes_on(context, case, 1, 20)
+
+
+def test_checkpoints_on_demand(case_model: tuple[Case, Model], context: Context) -> None:
+    """Going back to one leaves it, and those before it, valid; the ones behind it are gone."""
+    case, _ = case_model
+    for upto in (10, 20, 30):
+        context.decode(case.tokens[context.position(0) : upto], logits="none")
+        context.checkpoint(0)
+        context.checkpoint(0)  # a second time makes no second one
+    assert [point.position for point in context.checkpoints(0)] == [10, 20, 30]
+    for _ in range(3):
+        assert context.truncate(0, 29) == 20
+        assert [point.position for point in context.checkpoints(0)] == [10, 20]
+        check_goes_on(context, case, 0, 20)
+    context.drop_checkpoint(0, 20)
+    with pytest.raises(llama_k3.ArgumentError, match="no checkpoint at position 20"):
+        context.drop_checkpoint(0, 20)
+    assert context.truncate(0, 29) == 10
+    check_goes_on(context, case, 0, 10)
+    context.clear(0)
+    context.checkpoint(0)  # nothing to keep
+    assert context.checkpoints(0) == []
+
+
+def test_a_shared_checkpoint_counts_once(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:20], logits="none")
+    context.checkpoint(0)
+    one = context.memory().snapshots
+    assert one == (context.memory().state + context.memory().window) // 6
+    context.copy(0, 1)
+    context.copy(1, 2)
+    assert context.checkpoints(0) == context.checkpoints(1) == context.checkpoints(2)
+    context.clear(0)
+    context.drop_checkpoint(1, 20)
+    assert context.memory().snapshots == one
+    context.decode(case.tokens[20:40], seq=2, logits="none")
+    assert context.truncate(2, 30) == 20
+    check_goes_on(context, case, 2, 20)
+    context.clear(2)
+    assert context.memory().snapshots == 0
+
+
+def test_snapshot_with_checkpoints(case_model: tuple[Case, Model], context: Context) -> None:
+    """By way of its bytes, into another context. Nothing changes in the sequence that was copied."""
+    case, model = case_model
+    for upto in (10, 20, 30, 35):
+        context.decode(case.tokens[context.position(0) : upto], logits="none")
+        if upto < 35:
+            context.checkpoint(0)
+    before = context.checkpoints(0)
+    wanted = {0: [10, 20, 30, 35], 11: [20, 30, 35], 31: [35], 10**12: [35]}
+    with model.context(n_ctx=64, kv_type="f32") as other:
+        for first, positions in wanted.items():
+            block = bytes(context.snapshot(0, checkpoints_from=first).data())
+            other.restore(0, llama_k3.Snapshot.from_bytes(block))
+            assert [point.position for point in other.checkpoints(0)] == positions
+            check_goes_on(other, case, 0, 35)
+        assert other.truncate(0, 34) == 0
+        other.restore(0, context.snapshot(0, checkpoints_from=0))
+        assert other.truncate(0, 29) == 20
+        check_goes_on(other, case, 0, 20)
+    assert context.checkpoints(0) == before
+
+
+def test_bytes_that_are_no_snapshot(case_model: tuple[Case, Model], context: Context) -> None:
+    case, _ = case_model
+    context.decode(case.tokens[:9], logits="none")
+    for block in (b"", b"x" * 50, bytes(1000)):
+        snapshot = llama_k3.Snapshot.from_bytes(block)
+        assert (snapshot.size, snapshot.position) == (len(block), -1)
+        with pytest.raises(llama_k3.StateError):
+            context.restore(0, snapshot)
+    good = bytes(context.snapshot(0, checkpoints_from=0).data())
+    places = [*range(160), *np.random.default_rng(0).integers(160, len(good), 40)]
+    for place in map(int, places):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << (place % 8)
+        with pytest.raises(llama_k3.StateError):
+            context.restore(0, llama_k3.Snapshot.from_bytes(damaged))
+    assert context.tokens(0) == case.tokens[:9].tolist()
+    check_goes_on(context, case, 0, 9)
+
+
+def test_a_view_of_a_snapshots_bytes_keeps_them(case_model: tuple[Case, Model], context: Context) -> None:
+    context.decode(case_model[0].tokens[:9], logits="none")
+    snapshot = context.snapshot(0, checkpoints_from=0)
+    view = snapshot.data()
+    before = bytes(view)
+    snapshot.close()
+    del snapshot
+    others = [llama_k3.Snapshot.of_size(len(before)) for _ in range(20)]
+    for other in others:
+        other.data()[:] = b"\xff" * len(before)
+    assert bytes(view) == before
 
 
 @pytest.mark.parametrize("position", [-1, 31, 10**12])
@@ -310,3 +406,20 @@ def test_truncate_gives_memory_back(case_model: tuple[Case, Model]) -> None:
         assert full - before > held * 0.8
         context.truncate(0, 256)
         assert full - resident_bytes() > held * 0.8
+
+
+def test_non_finite_logits_leave_the_rows_of_the_others(exact: Case, tmp_path: Path) -> None:
+    """Two of three sequences end; a second micro-batch of the call is not computed."""
+    path = poisoned(exact.gguf, tmp_path / "nan.gguf", "token_embd.weight")
+    good = [int(token) for token in exact.tokens[:20] if token != POISONED_TOKEN]
+    with Model(path, n_threads=1) as model, model.context(n_ctx=64, n_seq_max=3, n_ubatch=4) as context:
+        wanted = context.decode(good[:2], logits="all")
+        context.clear(0)
+        batch = [(good[0], 0, True), (POISONED_TOKEN, 2, True), (POISONED_TOKEN, 1, True), (good[1], 0, True)]
+        with pytest.raises(llama_k3.NonFiniteError, match="sequence 2") as caught:
+            context.decode_batch([*batch, (good[2], 0, True)])
+        assert caught.value.sequences == (2, 1)
+        rows = caught.value.logits
+        assert np.array_equal(rows[[0, 3]], wanted)
+        assert np.isnan(rows[[1, 2, 4]]).all()
+        assert [context.position(seq) for seq in range(3)] == [2, 0, 0]
