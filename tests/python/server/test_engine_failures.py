@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from llama_k3.errors import NonFiniteError, OutOfMemoryError, StateFormatError
 from llama_k3.server.engine.batch import MicroBatch
 from llama_k3.server.engine.engine import Engine
 from llama_k3.server.engine.options import EngineOptions
+from llama_k3.server.engine.prefix_cache import Placement
 from llama_k3.server.engine.request import Action, Request, Result, TokenProbs
 
 from llama_k3 import ArgumentError, Context, LlamaK3Error, Model, StateError
@@ -199,6 +203,85 @@ def test_an_engine_that_cannot_start(model: Model, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StateError):
         Engine(model, replace(OPTIONS, cache_disk=tmp_path / "file", cache_disk_size=1 << 20))
+
+
+# ---- a cached sequence that comes from disk ----
+
+
+class SlowDisk:
+    """Makes the placements of PROMPT wait for a future of the test's."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.future: Future[Any] = Future()
+        self.asked = threading.Event()
+        self.calls: list[str] = []
+        cache = engine._cache
+        place = cache.place
+
+        def slow_place(prompt: list[int], *more: Any) -> Placement:
+            placement = place(prompt, *more)
+            if prompt != PROMPT:
+                return placement
+            self.asked.set()
+            return replace(placement, pending=self.future, n_cached=0)
+
+        def finish(placement: Placement) -> Placement:
+            self.calls.append("finish")
+            self.future.result()
+            return replace(placement, pending=None)
+
+        def noting_abandon(placement: Placement) -> None:
+            self.calls.append("abandon")
+            cache.release(placement.slot)
+
+        monkeypatch.setattr(cache, "place", slow_place)
+        monkeypatch.setattr(cache, "finish", finish)
+        monkeypatch.setattr(cache, "abandon", noting_abandon)
+
+
+def test_a_file_that_takes_its_time(engine: Engine, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others run meanwhile; the slot shows that it waits."""
+    disk = SlowDisk(engine, monkeypatch)
+    _, waiting = start(engine, PROMPT)
+    assert disk.asked.wait(60)
+    settle(engine)
+    assert sorted(slot.state for slot in engine.slots()) == ["idle"] * 3 + ["waiting"]
+    _, other = start(engine, PROMPT[:9])
+    assert other.wait().reason == "limit"
+    assert not waiting.progress and not waiting.over
+    disk.future.set_result(None)
+    assert waiting.wait().reason == "limit"
+    assert waiting.tokens == greedy_answer(model, PROMPT, 8) and disk.calls == ["finish"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+def test_the_end_of_a_request_that_waits_for_a_file(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    disk = SlowDisk(engine, monkeypatch)
+    deadline = time.monotonic() + 0.05 if how == "deadline" else None
+    request, waiting = start(engine, PROMPT, deadline=deadline)
+    if how != "deadline":
+        assert disk.asked.wait(60)
+        engine.cancel(request) if how == "cancel" else engine.close()
+    result = waiting.wait()
+    assert result.reason == ("deadline" if how == "deadline" else "cancelled")
+    assert result.timings.prompt_n == 0
+    if disk.asked.is_set() and how != "close":
+        settle(engine)
+        assert disk.calls == ["abandon"]
+        disk.future.set_result(None)
+        assert start(engine, PROMPT[:9])[1].wait().reason == "limit"
+
+
+def test_a_file_that_cannot_be_put_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SlowDisk(engine, monkeypatch)
+    _, waiting = start(engine, PROMPT)
+    assert disk.asked.wait(60)
+    disk.future.set_exception(OSError("disk on fire"))
+    result = waiting.wait()
+    assert result.reason == "error" and "disk on fire" in str(result.error)
+    assert start(engine, PROMPT[:9])[1].wait().reason == "limit"
 
 
 # ---- slot files ----
