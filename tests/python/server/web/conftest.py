@@ -53,7 +53,7 @@ def _running() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def server(_running: FakeServer) -> FakeServer:
+def fake(_running: FakeServer) -> FakeServer:
     _running.reset()
     return _running
 
@@ -99,12 +99,12 @@ def watch(_watched: tuple[Page, Watch]) -> Watch:
 
 
 @pytest.fixture
-def page(_watched: tuple[Page, Watch], watch: Watch, server: FakeServer) -> Iterator[Page]:
+def page(_watched: tuple[Page, Watch], watch: Watch, fake: FakeServer) -> Iterator[Page]:
     """The page, with an empty storage, light, 1280 pixels wide."""
     page = _watched[0]
     page.set_viewport_size({"width": 1280, "height": 800})
     page.emulate_media(color_scheme="light", reduced_motion="no-preference")
-    page.goto(f"{server.url}/?test={next(_numbers)}")
+    page.goto(f"{fake.url}/?test={next(_numbers)}")
     page.locator("#composer-text:focus").wait_for()
     yield page
     page.goto("about:blank")

@@ -14,9 +14,9 @@ def send(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_an_answer_is_shown_while_it_comes(page: Page, server: FakeServer) -> None:
+def test_an_answer_is_shown_while_it_comes(page: Page, fake: FakeServer) -> None:
     gates = [Gate() for _ in range(4)]
-    server.says(
+    fake.says(
         gates[0], progress(600),
         gates[1], delta(reasoning_content="They greet"), delta(reasoning_content=" me."),
         gates[2], delta(content="Hello **wor"), gates[3], delta(content="ld**!"), end(reasoning=7),
@@ -44,14 +44,14 @@ def test_an_answer_is_shown_while_it_comes(page: Page, server: FakeServer) -> No
     expect(page.locator("#announcer")).to_have_text("Hello **world**!")
 
 
-def test_history_goes_back_with_its_reasoning(page: Page, server: FakeServer) -> None:
-    server.says(delta(reasoning_content="A sum."), delta(content="42"), end())
-    server.says(delta(content="Sure."), end())
+def test_history_goes_back_with_its_reasoning(page: Page, fake: FakeServer) -> None:
+    fake.says(delta(reasoning_content="A sum."), delta(content="42"), end())
+    fake.says(delta(content="Sure."), end())
     send(page, "27 + 15?")
     expect(page.locator(".figures")).to_be_visible()
     send(page, "Sure?")
     expect(page.locator(".answer").nth(1)).to_contain_text("Sure.")
-    first, second = server.requests
+    first, second = fake.requests
     assert first["stream"] and first["stream_options"] == {"include_usage": True} and first["return_progress"]
     assert second["messages"] == [
         {"role": "user", "content": "27 + 15?"},
@@ -60,10 +60,10 @@ def test_history_goes_back_with_its_reasoning(page: Page, server: FakeServer) ->
     ]
 
 
-def test_stop_keeps_what_came(page: Page, server: FakeServer) -> None:
+def test_stop_keeps_what_came(page: Page, fake: FakeServer) -> None:
     for use_key in (False, True):
-        server.left.clear()
-        server.says(delta(content="One, two"), Gate())
+        fake.left.clear()
+        fake.says(delta(content="One, two"), Gate())
         send(page, "Count")
         shown = page.locator(".answer").last
         expect(shown).to_contain_text("One, two")
@@ -72,14 +72,14 @@ def test_stop_keeps_what_came(page: Page, server: FakeServer) -> None:
         else:
             page.get_by_role("button", name="Stop").click()
         expect(shown).to_contain_text("Stopped.")
-        assert server.left.wait(10)
+        assert fake.left.wait(10)
         expect(shown).to_contain_text("One, two")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_regenerate_and_edit(page: Page, server: FakeServer) -> None:
+def test_regenerate_and_edit(page: Page, fake: FakeServer) -> None:
     for text in ("First", "Second", "Third"):
-        server.says(delta(content=text), end())
+        fake.says(delta(content=text), end())
     send(page, "Say it")
     expect(page.locator(".answer")).to_contain_text("First")
     page.get_by_role("button", name="Regenerate").click()
@@ -91,19 +91,19 @@ def test_regenerate_and_edit(page: Page, server: FakeServer) -> None:
     field.fill("Say another")
     field.press("Enter")
     expect(page.locator(".answer")).to_contain_text("Third")
-    assert [request["messages"] for request in server.requests] == [
+    assert [request["messages"] for request in fake.requests] == [
         [{"role": "user", "content": text}] for text in ("Say it", "Say it", "Say another")
     ]
 
 
-def test_a_tool_call_is_shown_and_answered(page: Page, server: FakeServer) -> None:
-    server.says(
+def test_a_tool_call_is_shown_and_answered(page: Page, fake: FakeServer) -> None:
+    fake.says(
         delta(reasoning_content="Look it up."),
         call("get_weather", '{"city":"Pa', 'ris","day":12345678901234567890}'),
         call("get_time", "{}", id="call_2", index=1),
         end("tool_calls"),
     )
-    server.says(delta(content="It rains at noon."), end())
+    fake.says(delta(content="It rains at noon."), end())
     send(page, "Weather?")
     cards = page.locator(".call")
     expect(cards).to_have_count(2)
@@ -115,7 +115,7 @@ def test_a_tool_call_is_shown_and_answered(page: Page, server: FakeServer) -> No
     page.get_by_role("button", name="Send the results").click()
     expect(page.locator(".answer").nth(1)).to_contain_text("It rains at noon.")
     expect(cards.nth(1)).to_contain_text("12:00")
-    _, asked, *results = server.requests[1]["messages"]
+    _, asked, *results = fake.requests[1]["messages"]
     assert asked["reasoning_content"] == "Look it up."
     assert [item["function"]["arguments"] for item in asked["tool_calls"]] == [
         '{"city":"Paris","day":12345678901234567890}',
@@ -127,8 +127,8 @@ def test_a_tool_call_is_shown_and_answered(page: Page, server: FakeServer) -> No
     ]
 
 
-def test_reload_keeps_the_conversation(page: Page, server: FakeServer) -> None:
-    server.says(delta(content="Kept."), end())
+def test_reload_keeps_the_conversation(page: Page, fake: FakeServer) -> None:
+    fake.says(delta(content="Kept."), end())
     send(page, "Keep this")
     expect(page.locator(".figures")).to_be_visible()
     page.reload()
@@ -137,8 +137,8 @@ def test_reload_keeps_the_conversation(page: Page, server: FakeServer) -> None:
     expect(page.locator("#context-text")).to_have_text("377 / 4,096")
 
 
-def test_a_page_that_goes_away_keeps_what_came(page: Page, server: FakeServer) -> None:
-    server.says(delta(content="Half an ans"), Gate())
+def test_a_page_that_goes_away_keeps_what_came(page: Page, fake: FakeServer) -> None:
+    fake.says(delta(content="Half an ans"), Gate())
     send(page, "Go on")
     expect(page.locator(".answer")).to_contain_text("Half an ans")
     page.reload()
@@ -146,9 +146,9 @@ def test_a_page_that_goes_away_keeps_what_came(page: Page, server: FakeServer) -
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
 
-def test_conversations_are_named_renamed_exported_and_deleted(page: Page, server: FakeServer) -> None:
+def test_conversations_are_named_renamed_exported_and_deleted(page: Page, fake: FakeServer) -> None:
     for title in ("Red boats", "Blue lamps"):
-        server.says(delta(content=f"About {title}"), end())
+        fake.says(delta(content=f"About {title}"), end())
         page.get_by_role("button", name="New conversation").click()
         send(page, title)
         expect(page.locator(".figures")).to_be_visible()
@@ -159,6 +159,7 @@ def test_conversations_are_named_renamed_exported_and_deleted(page: Page, server
     page.get_by_role("button", name="Rename Red boats").click()
     page.keyboard.type("Green tea")
     page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Rename Green tea")).to_be_focused()
     expect(titles).to_have_text(["Blue lamps", "Green tea"])
     expect(page.get_by_role("heading", level=1)).to_have_text("Green tea")
     with page.expect_download() as got:
@@ -173,10 +174,43 @@ def test_conversations_are_named_renamed_exported_and_deleted(page: Page, server
     expect(titles).to_have_text(["Blue lamps"])
 
 
-def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, server: FakeServer) -> None:
+def test_a_new_title_is_kept_when_another_conversation_is_clicked(page: Page, fake: FakeServer) -> None:
+    for title in ("Red boats", "Blue lamps"):
+        fake.says(delta(content=f"About {title}"), end())
+        page.get_by_role("button", name="New conversation").click()
+        send(page, title)
+        expect(page.locator(".figures")).to_be_visible()
+    page.get_by_role("button", name="Rename Blue lamps").click()
+    page.keyboard.type("Black coffee")
+    page.get_by_role("button", name="Red boats", exact=True).click()
+    expect(page.locator(".answer")).to_contain_text("About Red boats")
+    page.get_by_role("button", name="Rename Red boats").click()
+    page.keyboard.type("Lost")
+    page.keyboard.press("Escape")
+    expect(page.locator(".conversation-title")).to_have_text(["Black coffee", "Red boats"])
+
+
+def test_a_message_cannot_be_changed_under_an_answer(page: Page, fake: FakeServer) -> None:
+    fake.says(delta(content="Slow"), Gate())
+    fake.says(delta(content="Quick"), end())
+    send(page, "One")
+    expect(page.locator(".answer")).to_contain_text("Slow")
+    page.get_by_role("button", name="Edit").click()
+    field = page.get_by_role("textbox", name="Edit the message")
+    field.fill("Two")
+    field.press("Enter")
+    expect(page.get_by_role("status")).to_have_text("An answer is being made. Stop it first.")
+    page.get_by_role("button", name="Stop").click()
+    expect(field).to_have_value("Two")
+    field.press("Enter")
+    expect(page.locator(".answer")).to_contain_text("Quick")
+    expect(page.get_by_role("status")).to_be_hidden()
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, fake: FakeServer) -> None:
     gate = Gate()
-    server.says(delta(content="Slow"), gate, delta(content=" and sure"), end())
-    server.says(delta(content="Quick"), end())
+    fake.says(delta(content="Slow"), gate, delta(content=" and sure"), end())
+    fake.says(delta(content="Quick"), end())
     send(page, "Slow one")
     expect(page.locator(".answer")).to_contain_text("Slow")
     page.get_by_role("button", name="New conversation").click()
@@ -189,7 +223,7 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, serve
     expect(page.locator(".answer")).to_contain_text("Slow and sure")
 
 
-def test_settings_are_sent_and_kept(page: Page, server: FakeServer) -> None:
+def test_settings_are_sent_and_kept(page: Page, fake: FakeServer) -> None:
     page.get_by_role("button", name="Settings").click()
     assert page.get_by_label("Temperature").get_attribute("placeholder") == "0.8"
     page.get_by_label("System prompt").fill("Be brief.")
@@ -209,10 +243,10 @@ def test_settings_are_sent_and_kept(page: Page, server: FakeServer) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.reload()
     for _ in range(2):
-        server.says(delta(content="Yes."), end())
+        fake.says(delta(content="Yes."), end())
     send(page, "So?")
     expect(page.locator(".figures")).to_be_visible()
-    sent = server.requests[0]
+    sent = fake.requests[0]
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (sent["temperature"], sent["top_k"], sent["max_tokens"]) == (0, 20, 64)
     assert "top_p" not in sent and "min_p" not in sent
@@ -223,15 +257,18 @@ def test_settings_are_sent_and_kept(page: Page, server: FakeServer) -> None:
     page.get_by_role("button", name="Save").click()
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".figures")).to_be_visible()
-    assert server.requests[1]["reasoning_effort"] == "none"
-    assert "chat_template_kwargs" not in server.requests[1]
+    assert fake.requests[1]["reasoning_effort"] == "none"
+    assert "chat_template_kwargs" not in fake.requests[1]
 
 
-def test_the_key_is_asked_for_and_kept_for_the_tab(page: Page, server: FakeServer) -> None:
-    server.key = "sesame"
-    server.says(delta(content="Open."), end())
+def test_the_key_is_asked_for_and_kept_for_the_tab(page: Page, fake: FakeServer) -> None:
+    fake.key = "sesame"
+    fake.says(delta(content="Open."), end())
     send(page, "Let me in")
     dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key", exact=True).fill("clé")
+    dialog.get_by_role("button", name="Use the key").click()
+    expect(dialog).to_contain_text("ASCII only")
     dialog.get_by_label("Key", exact=True).fill("wrong")
     dialog.get_by_role("button", name="Use the key").click()
     expect(dialog).to_contain_text("does not know this key")
@@ -247,8 +284,8 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(page: Page, server: FakeServe
     expect(dialog).to_be_hidden()
 
 
-def test_the_key_is_asked_for_at_the_start_and_may_be_remembered(page: Page, server: FakeServer) -> None:
-    server.key = "sesame"
+def test_the_key_is_asked_for_at_the_start_and_may_be_remembered(page: Page, fake: FakeServer) -> None:
+    fake.key = "sesame"
     page.reload()
     dialog = page.get_by_role("dialog", name="API key")
     dialog.get_by_label("Key", exact=True).fill("sesame")
@@ -258,26 +295,26 @@ def test_the_key_is_asked_for_at_the_start_and_may_be_remembered(page: Page, ser
     assert page.evaluate("[sessionStorage.length, localStorage['llama-k3.api-key']]") == [0, "sesame"]
 
 
-def test_without_a_key_the_message_waits_with_a_way_to_try_again(page: Page, server: FakeServer) -> None:
-    server.key = "sesame"
-    server.says(delta(content="Open."), end())
+def test_without_a_key_the_message_waits_with_a_way_to_try_again(page: Page, fake: FakeServer) -> None:
+    fake.key = "sesame"
+    fake.says(delta(content="Open."), end())
     send(page, "Let me in")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator(".trouble")).to_contain_text("It needs a valid API key.")
-    server.key = None
+    fake.key = None
     page.get_by_role("button", name="Try again").click()
     expect(page.locator(".answer")).to_contain_text("Open.")
 
 
-def test_errors_are_told_in_words(page: Page, server: FakeServer) -> None:
-    server.script += [
+def test_errors_are_told_in_words(page: Page, fake: FakeServer) -> None:
+    fake.script += [
         error(400, "too long", "context_length_exceeded", n_prompt_tokens=5000, n_ctx=4096),
         error(503, "The queue is full: 200 requests wait."),
         error(500, "Internal error 12"),
         error(400, "top_k: found -5, wanted at least 0"),
     ]
-    server.says({"error": {"code": 500, "message": "In the middle", "type": "server_error"}})
-    server.says(delta(content="At last"), end())
+    fake.says({"error": {"code": 500, "message": "In the middle", "type": "server_error"}})
+    fake.says(delta(content="At last"), end())
     send(page, "Hello")
     trouble = page.locator(".trouble")
     for title, text in (
@@ -294,10 +331,10 @@ def test_errors_are_told_in_words(page: Page, server: FakeServer) -> None:
     expect(trouble).to_be_hidden()
 
 
-def test_a_lost_connection_keeps_what_came(page: Page, server: FakeServer) -> None:
+def test_a_lost_connection_keeps_what_came(page: Page, fake: FakeServer) -> None:
     gate = Gate()
-    server.says(delta(reasoning_content="Hm."), delta(content="Half"), gate, Drop())
-    server.says(delta(content="Whole"), end())
+    fake.says(delta(reasoning_content="Hm."), delta(content="Half"), gate, Drop())
+    fake.says(delta(content="Whole"), end())
     send(page, "Hello")
     shown = page.locator(".answer")
     expect(shown).to_contain_text("Half")
@@ -311,7 +348,7 @@ def test_a_lost_connection_keeps_what_came(page: Page, server: FakeServer) -> No
     expect(shown).not_to_contain_text("Half")
 
 
-def test_the_end_by_length_is_told(page: Page, server: FakeServer) -> None:
-    server.says(delta(reasoning_content="So much to think"), end("length"))
+def test_the_end_by_length_is_told(page: Page, fake: FakeServer) -> None:
+    fake.says(delta(reasoning_content="So much to think"), end("length"))
     send(page, "Hard one")
     expect(page.locator(".answer")).to_contain_text("Ended by the token limit.")

@@ -24,11 +24,11 @@ ANSWER = f"""# Wide {LONG}
 """
 
 
-def fill(page: Page, server: FakeServer) -> None:
+def fill(page: Page, fake: FakeServer) -> None:
     """A conversation with all kinds of content: wide text, reasoning, a tool call, an error."""
-    server.says(delta(reasoning_content=f"Thinking of {LONG}"), delta(content=ANSWER), end())
-    server.says(call("get_" + "weather" * 20, f'{{"city":"{LONG}"}}'), end("tool_calls"))
-    server.script.append(error(400, LONG))
+    fake.says(delta(reasoning_content=f"Thinking of {LONG}"), delta(content=ANSWER), end())
+    fake.says(call("get_" + "weather" * 20, f'{{"city":"{LONG}"}}'), end("tool_calls"))
+    fake.script.append(error(400, LONG))
     for text in (LONG, "Weather?"):
         count = page.locator(".answer").count()
         send(page, text)
@@ -46,9 +46,9 @@ OVERFLOW = """() => [...document.querySelectorAll("body *")].filter((node) => {
 }).map((node) => `${node.tagName}.${node.className}`)"""
 
 
-def test_nothing_is_wider_than_a_phone(page: Page, server: FakeServer) -> None:
+def test_nothing_is_wider_than_a_phone(page: Page, fake: FakeServer) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
-    fill(page, server)
+    fill(page, fake)
     inside = "#main, #main *"
     assert page.evaluate(OVERFLOW.replace("body *", inside)) == []
     assert page.evaluate("document.documentElement.scrollWidth") == 390
@@ -61,9 +61,9 @@ def test_nothing_is_wider_than_a_phone(page: Page, server: FakeServer) -> None:
     assert page.evaluate(OVERFLOW.replace("body *", "dialog, dialog *")) == []
 
 
-def test_the_list_is_a_drawer_on_a_phone(page: Page, server: FakeServer) -> None:
+def test_the_list_is_a_drawer_on_a_phone(page: Page, fake: FakeServer) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
-    server.says(delta(content="Hello"), end())
+    fake.says(delta(content="Hello"), end())
     send(page, "Hi")
     expect(page.locator(".figures")).to_be_visible()
     expect(page.get_by_role("button", name="New conversation")).to_be_hidden()
@@ -136,9 +136,9 @@ def test_the_theme_is_the_systems_or_the_chosen_one(page: Page) -> None:
     assert is_dark(page)
 
 
-def test_text_stands_out_in_both_themes(page: Page, server: FakeServer) -> None:
+def test_text_stands_out_in_both_themes(page: Page, fake: FakeServer) -> None:
     page.emulate_media(reduced_motion="reduce")  # no colour is on its way to another
-    fill(page, server)
+    fill(page, fake)
     for theme in ("light", "dark"):
         choose_theme(page, theme)
         for dialog in (False, True):
@@ -159,14 +159,14 @@ def back_to(page: Page, target: Locator) -> None:
     raise AssertionError(f"{target}: not reached with the keyboard")
 
 
-def test_everything_is_done_with_the_keyboard(page: Page, server: FakeServer) -> None:
+def test_everything_is_done_with_the_keyboard(page: Page, fake: FakeServer) -> None:
     field = page.get_by_role("textbox", name="Message")
     back_to(page, page.get_by_role("link", name="Skip to the message box"))
     page.keyboard.press("Enter")
     expect(field).to_be_focused()
-    server.says(delta(reasoning_content="Hm."), delta(content="Long"), Gate())
-    server.says(call("get_weather", "{}"), end("tool_calls"))
-    server.says(delta(content="Rain it is."), end())
+    fake.says(delta(reasoning_content="Hm."), delta(content="Long"), Gate())
+    fake.says(call("get_weather", "{}"), end("tool_calls"))
+    fake.says(delta(content="Rain it is."), end())
     page.keyboard.type("one")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
@@ -200,10 +200,10 @@ def test_the_focus_stays_in_a_dialog_and_comes_back(page: Page) -> None:
     expect(opener).to_be_focused()
 
 
-def test_the_thread_follows_unless_the_reader_went_up(page: Page, server: FakeServer) -> None:
+def test_the_thread_follows_unless_the_reader_went_up(page: Page, fake: FakeServer) -> None:
     gates = [Gate(), Gate()]
     lines = "\n\n".join(f"line {number}" for number in range(60))
-    server.says(
+    fake.says(
         delta(content=lines), gates[0], delta(content="\n\nlate"), gates[1], delta(content="\n\nend"), end()
     )
     send(page, "Go")
@@ -224,9 +224,9 @@ def test_the_thread_follows_unless_the_reader_went_up(page: Page, server: FakeSe
     assert scroller.evaluate(below) < 5
 
 
-def test_nothing_moves_for_who_does_not_want_it(page: Page, server: FakeServer) -> None:
+def test_nothing_moves_for_who_does_not_want_it(page: Page, fake: FakeServer) -> None:
     page.emulate_media(reduced_motion="reduce")
-    server.says(delta(reasoning_content="Hm."), Gate())
+    fake.says(delta(reasoning_content="Hm."), Gate())
     send(page, "Go")
     expect(page.locator("summary")).to_contain_text("Thinking")
     moving = "[...document.querySelectorAll('*')].flatMap((node) => node.getAnimations()).length"

@@ -102,13 +102,13 @@ HOSTILE = """<script>window.pwned = 1</script>
 """
 
 
-def test_nothing_in_an_answer_runs_or_loads(page: Page, server: FakeServer) -> None:
+def test_nothing_in_an_answer_runs_or_loads(page: Page, fake: FakeServer) -> None:
     for fields in (
         {"content": HOSTILE},
         {"reasoning_content": HOSTILE, "content": "ok"},
         {"tool_calls": [{"index": 0, "id": HOSTILE, "function": {"name": HOSTILE, "arguments": HOSTILE}}]},
     ):
-        server.says(delta(**fields), end())
+        fake.says(delta(**fields), end())
         page.get_by_role("button", name="New conversation").click()
         send(page, HOSTILE)
         expect(page.locator(".figures span")).to_have_count(4)

@@ -9,7 +9,7 @@ const SAVE_MS = 1000; // how often an answer that streams in is kept
 
 /**
  * `hooks`: settings() gives the settings; askKey() gives whether there is a new key; opened() another
- * conversation is shown; changed() messages came or went; streamed() the last answer grew; ended(answer, conversation);
+ * conversation is shown; renamed() a title changed; changed() messages came or went; streamed() the last answer grew; ended(answer, conversation);
  * noticed(sentence).
  */
 export class Chat {
@@ -48,6 +48,7 @@ export class Chat {
   rename(conversation, title) {
     conversation.title = title;
     this.save(conversation);
+    this.hooks.renamed();
   }
 
   stop() {
@@ -90,10 +91,11 @@ export class Chat {
   }
 
   continueFrom(message, replacement) {
-    const index = this.messages.indexOf(message);
-    if (this.isBusy || index < 0) {
+    if (this.isBusy) {
+      this.hooks.noticed("An answer is being made. Stop it first.");
       return;
     }
+    const index = this.messages.indexOf(message);
     this.messages.splice(index, Infinity, ...replacement);
     this.answer();
   }

@@ -1,7 +1,7 @@
 // The dialogs: asking for the key, asking whether, and the settings.
 
 import { byId } from "./dom.js";
-import { apiKey, isRemembered, setApiKey } from "./key.js";
+import { apiKey, isRemembered, keyFault, setApiKey } from "./key.js";
 import { EXAMPLE_TOOLS, NUMBERS, applyTheme, numberFault, saveSettings, toolsFault } from "./settings.js";
 
 /** Open a dialog; gives true when its form was sent and `accept` (which may refuse) took it. */
@@ -58,15 +58,15 @@ async function openKeyDialog() {
     ? "The server does not know this key. Enter another one."
     : "This server asks for a key. It is kept for this tab only, unless you let the browser remember it.";
   byId("key-remember").checked = isRemembered();
-  byId("key-error").textContent = "";
+  showFault(field, null);
   field.value = "";
   return ask(dialog, () => {
     const key = field.value.trim();
-    byId("key-error").textContent = key ? "" : "Enter the key.";
-    if (key) {
+    const right = showFault(field, key ? keyFault(key) : "Enter the key.");
+    if (right) {
       setApiKey(key, byId("key-remember").checked);
     }
-    return key !== "";
+    return right;
   });
 }
 
@@ -100,7 +100,9 @@ export async function openSettings(settings, defaults) {
     }
   }
   showDefaults(form, defaults);
-  byId("set-key").value = apiKey();
+  const key = byId("set-key");
+  key.value = apiKey();
+  showFault(key, null);
   byId("set-remember").checked = isRemembered();
   return ask(dialog, () => {
     const faulty = fields.filter((field) => {
@@ -108,6 +110,9 @@ export async function openSettings(settings, defaults) {
         : field.name === "tools" ? toolsFault(field.value) : null;
       return byId(`${field.id}-error`) && !showFault(field, fault);
     });
+    if (!showFault(key, keyFault(key.value.trim()))) {
+      faulty.push(key);
+    }
     if (faulty.length) {
       faulty[0].focus();
       return false;
@@ -115,7 +120,7 @@ export async function openSettings(settings, defaults) {
     for (const field of fields) {
       settings[field.name] = field.value;
     }
-    setApiKey(byId("set-key").value.trim(), byId("set-remember").checked);
+    setApiKey(key.value.trim(), byId("set-remember").checked);
     saveSettings(settings);
     applyTheme(settings.theme);
     return true;

@@ -23,6 +23,11 @@ export function isRemembered() {
   return storages().length > 0 && localStorage.getItem(NAME) !== null;
 }
 
+/** What is wrong with a text as a key, or null. An empty one is right. */
+export function keyFault(text) {
+  return /^[\x21-\x7e]*$/.test(text) ? null : "A key has letters, digits and signs of ASCII only, and no spaces.";
+}
+
 /** Use this key from now on; an empty one forgets it. */
 export function setApiKey(key, remember) {
   current = key;

@@ -24,6 +24,7 @@ const chat = new Chat(store, {
     return entered;
   },
   opened: showConversation,
+  renamed: showTitle,
   changed: showChange,
   streamed: () => {
     frame ??= requestAnimationFrame(showFrame);
@@ -44,10 +45,14 @@ function showFrame() {
   showContext();
 }
 
+function showTitle() {
+  const { title } = chat.conversation;
+  setText(byId("title"), title || "New conversation");
+  document.title = title ? `${title} · llama-k3` : "llama-k3";
+}
+
 function showState() {
-  const title = chat.conversation.title || "New conversation";
-  setText(byId("title"), title);
-  document.title = chat.conversation.title ? `${title} · llama-k3` : "llama-k3";
+  showTitle();
   byId("send").hidden = chat.isBusy;
   byId("stop").hidden = !chat.isBusy;
   sidebar.update();
@@ -65,6 +70,7 @@ function showChange() {
   thread.show(chat.messages);
   if (chat.isBusy) {
     thread.toEnd();
+    showNotice("");
     announce("Waiting for the answer.");
     if (!byId("thread").contains(document.activeElement)) {
       field.focus();
@@ -138,7 +144,6 @@ byId("composer").addEventListener("submit", (event) => {
     const text = field.value;
     field.value = "";
     fitField();
-    showNotice("");
     chat.send(text);
   }
 });

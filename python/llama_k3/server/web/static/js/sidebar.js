@@ -16,7 +16,6 @@ export class Sidebar {
     this.store = store;
     this.list = byId("conversation-list");
     this.open = false;
-    this.renaming = null; // id of the conversation whose title is being changed
     byId("open-sidebar").addEventListener("click", () => this.setOpen(true));
     byId("close-sidebar").addEventListener("click", () => this.setOpen(false));
     byId("backdrop").addEventListener("click", () => this.setOpen(false));
@@ -43,8 +42,11 @@ export class Sidebar {
     }
   }
 
-  /** Make the list anew, with the focus where it was. */
+  /** Make the list anew, with the focus where it was; but not under a title that is being changed. */
   update() {
+    if (this.list.querySelector("form")) {
+      return;
+    }
     const focused = this.list.contains(document.activeElement) ? document.activeElement.id : null;
     this.list.replaceChildren(...this.store.list().map((conversation) => this.row(conversation)));
     if (focused) {
@@ -55,9 +57,6 @@ export class Sidebar {
   row(conversation) {
     const { id } = conversation;
     const current = id === this.chat.conversation.id;
-    if (this.renaming === id) {
-      return el("li", {}, this.renameForm(conversation));
-    }
     const title = conversation.title || "Untitled";
     return el(
       "li",
@@ -74,48 +73,57 @@ export class Sidebar {
         },
       }, this.chat.runs.has(id) ? el("span", { class: "dot", role: "img", "aria-label": "answering" }) : null,
       el("span", { class: "conversation-title", dir: "auto" }, title)),
-      el("span", { class: "row-buttons" },
-        iconButton("edit", `Rename ${title}`, () => this.rename(id), { id: `rename-${id}` }),
-        iconButton("download", `Export ${title}`, () => {
-          download(exportName(title), JSON.stringify(conversation, null, 2), "application/json");
-        }, { id: `export-${id}` }),
-        iconButton("trash", `Delete ${title}`, () => this.remove(conversation), { id: `delete-${id}` })),
+      this.rowButtons(conversation, title),
     );
   }
 
-  rename(id) {
-    this.renaming = id;
-    this.update();
-    byId("rename-field")?.select();
+  rowButtons(conversation, title) {
+    const button = (name, label, act) =>
+      iconButton(name, `${label} ${title}`, act, { id: `${label}-${conversation.id}` });
+    const save = () => download(exportName(title), JSON.stringify(conversation, null, 2), "application/json");
+    return el(
+      "span",
+      { class: "row-buttons" },
+      button("edit", "Rename", () => this.rename(conversation)),
+      button("download", "Export", save),
+      button("trash", "Delete", () => this.remove(conversation)),
+    );
   }
 
-  renameForm(conversation) {
-    const field = el("input", { id: "rename-field", "aria-label": "Title", value: conversation.title, maxlength: "200" });
-    const finish = (keep) => {
-      if (this.renaming !== conversation.id) {
+  /** Put a form in the place of the conversation's row. Leaving it keeps the title, Escape does not. */
+  rename(conversation) {
+    const field = el("input", { "aria-label": "Title", value: conversation.title, maxlength: "200" });
+    const place = byId(`Rename-${conversation.id}`).closest("li");
+    const finish = (keep, refocus) => {
+      if (!form.isConnected || finish.done) {
         return;
       }
-      this.renaming = null;
+      finish.done = true; // taking the form away takes the focus, which would finish again
       if (keep && field.value.trim()) {
         this.chat.rename(conversation, field.value.trim());
       }
-      this.chat.hooks.changed();
-      byId(`rename-${conversation.id}`)?.focus();
+      // Only this row changes, so that a click on another one that took the focus arrives there.
+      place.replaceWith(this.row(conversation));
+      if (refocus) {
+        byId(`Rename-${conversation.id}`).focus();
+      }
     };
-    return el("form", {
+    const form = el("form", {
       class: "rename",
       onsubmit: (event) => {
         event.preventDefault();
-        finish(true);
+        finish(true, true);
       },
       onkeydown: (event) => {
         if (event.key === "Escape") {
           event.stopPropagation();
-          finish(false);
+          finish(false, true);
         }
       },
-      onfocusout: () => finish(true),
+      onfocusout: () => finish(true, false),
     }, field);
+    place.replaceChildren(form);
+    field.select();
   }
 
   async remove(conversation) {

@@ -25,7 +25,6 @@ export class UserView {
         onsubmit: (event) => {
           event.preventDefault();
           if (field.value.trim()) {
-            this.close();
             this.actions.edit(field.value);
           }
         },
