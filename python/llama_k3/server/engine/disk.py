@@ -97,7 +97,12 @@ class DiskTier:
         return self._write[0] if self._write else None
 
     def holds(self, entry: ParkedEntry) -> bool:
+        """Whether there is a file of it."""
         return self._name(entry) in self._entries
+
+    def covers(self, entry: ParkedEntry) -> bool:
+        """Whether there is a file of it, or one that can stand in for it."""
+        return self.holds(entry) or any(file.replaces(entry) for file in self.entries)
 
     def write(self, entry: ParkedEntry) -> bool:
         """Begin to write a file; False: it alone is over the limit. Only while nothing is `writing`.

@@ -254,7 +254,7 @@ class CacheStore:
         if self._disk is None or self._disk.writing or self.ram_bytes <= self.limit // 2:
             return
         for entry in sorted(self.parked, key=lambda entry: entry.used):
-            if not self._disk.holds(entry) and self._disk.write(entry):
+            if not self._disk.covers(entry) and self._disk.write(entry):
                 return
 
     def begin_read(self, entry: DiskEntry) -> Future[Snapshot] | None:
@@ -310,5 +310,5 @@ def _is_pinned(pinned: Match | None, holders: list[tuple[int, Checkpoint]]) -> b
 
 def _write_and_wait(disk: DiskTier, entry: ParkedEntry) -> None:
     disk.collect(wait=True)
-    if not disk.holds(entry) and disk.write(entry):
+    if not disk.covers(entry) and disk.write(entry):
         disk.collect(wait=True)
