@@ -49,7 +49,7 @@ FORMATS = {
     "ipv6": _ipv6(),
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
     "uri": (
-        rf"[A-Za-z][0-9A-Za-z+.-]*:(?:\/\/(?:{_LABEL}(?:[.]{_LABEL}){{0,9}}|{_BYTE}(?:[.]{_BYTE}){{3}})"
+        rf"[A-Za-z][0-9A-Za-z+.-]{{0,15}}:(?:\/\/(?:{_LABEL}(?:[.]{_LABEL}){{0,9}}|{_BYTE}(?:[.]{_BYTE}){{3}})"
         rf"(?::[0-9]{{1,4}})?(?:\/{_URI_CHARACTER}*)*|{_URI_CHARACTER}+(?:\/{_URI_CHARACTER}+)*)"
         rf"(?:[?](?:{_URI_CHARACTER}|[\/?])*)?(?:#(?:{_URI_CHARACTER}|[\/?])*)?"
     ),

@@ -47,7 +47,9 @@ class Schema:
             if name not in needed:
                 needed[name] = self.definitions[name]
                 waiting += _references(needed[name])
-        whole: dict[str, Any] = {"allOf": [node]} if isinstance(node, bool) or "$ref" in node else dict(node)
+        whole: dict[str, Any] = {"allOf": [node]}
+        if isinstance(node, dict) and node and "$ref" not in node:
+            whole = dict(node)
         if needed:
             whole["$defs"] = {name: _quoted(needed[name]) for name in sorted(needed)}
         return json.dumps(_quoted(whole), ensure_ascii=True)
