@@ -185,6 +185,8 @@ def test_more_streams_than_tokens_in_a_batch(model: Model, n_ubatch: int) -> Non
         turn = -(-8 // n_ubatch)
         gaps = [b - a for one in calls for a, b in zip(one, one[1:], strict=False)]
         assert max(gaps) <= turn
+        first = [one[0] for one in calls]
+        assert max(first) - min(first) <= 2 * turn
     finally:
         engine.close()
 
