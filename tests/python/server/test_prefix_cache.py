@@ -467,8 +467,8 @@ def step(
 
 
 @pytest.mark.parametrize(("n_slots", "budget"), [(1, 0), (1, 3), (2, 5), (3, 9)])
-@given(st.lists(REQUEST, min_size=1, max_size=12))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(REQUEST, min_size=1, max_size=10))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_order_of_requests(model: Model, n_slots: int, budget: int, requests: list[Any]) -> None:
     """The longest usable prefix is found, the logits are right, and the budget is never exceeded."""
     with Harness(model, n_slots=n_slots) as probe:
@@ -482,8 +482,8 @@ def test_any_order_of_requests(model: Model, n_slots: int, budget: int, requests
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 3])
-@given(st.lists(REQUEST.filter(lambda r: r[4] not in ("fail", "erase", "reload")), min_size=2, max_size=12))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(REQUEST.filter(lambda r: r[4] not in ("fail", "erase", "reload")), min_size=2, max_size=10))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_with_memory_enough_no_prompt_is_forgotten(model: Model, n_slots: int, requests: list[Any]) -> None:
     """Whatever came between, a prompt is found again up to the end of its last message."""
     with Harness(model, n_slots=n_slots) as harness:

@@ -59,15 +59,20 @@ class Stored:
         """Whether all that can be reused of the other can be reused of this one."""
         return set(other.points) <= set(self.points) and starts_with(self.tokens, other.tokens)
 
-    def usable(self, prompt: TokenArray, more_than: int) -> tuple[int, int]:
-        """(common prefix, newest point in it that leaves a token of the prompt to evaluate); (0, 0) when it
-        certainly is not beyond `more_than`."""
-        if min(self.points[-1], prompt.size - 1) <= more_than:
-            return 0, 0
-        if self.tokens[more_than] != prompt[more_than]:
-            return 0, 0
-        common = common_prefix(self.tokens, prompt)
-        return common, newest_point(self.points, min(common, prompt.size - 1))
+    def usable(self, prompt: TokenArray, more_than: int) -> int:
+        """The newest point in the common prefix that leaves a token of the prompt to evaluate; 0 when it is
+        not beyond `more_than`.
+
+        The prefix is only compared where single tokens let it reach the next point.
+        """
+        index = bisect_right(self.points, more_than)
+        if index == len(self.points) or self.points[index] >= prompt.size:
+            return 0
+        wanted = self.points[index]
+        if self.tokens[wanted - 1] != prompt[wanted - 1] or self.tokens[more_than] != prompt[more_than]:
+            return 0
+        limit = min(common_prefix(self.tokens, prompt), prompt.size - 1)
+        return newest_point(self.points, limit) if limit >= wanted else 0
 
 
 @dataclass(eq=False)

@@ -265,24 +265,24 @@ class PrefixCache:
 
     def _search(self, prompt: TokenArray, slots: Collection[int], files: bool) -> Match | None:
         """The longest usable prefix; of equally long ones the one that costs the least to go on from. None:
-        nothing has a common prefix."""
-        best, best_key = None, (0, -1, 0)
+        no slot has a common prefix, and nothing that is stored a usable one."""
+        best: Match | None = None
+        best_key = (0, -1, 0)
         for slot in slots:
-            tokens = self._context.token_array(slot)
-            common = common_prefix(tokens, prompt)
-            points = [*(point.position for point in self._context.checkpoints(slot)), tokens.size]
-            limit = min(common, prompt.size - 1)
-            match = Match(slot, common, limit, newest_point(points, limit))
-            key = (match.usable, self._cheapness(match), common)
-            if common and key > best_key:
+            points = [
+                *(point.position for point in self._context.checkpoints(slot)),
+                self._context.position(slot),
+            ]
+            match = _match(slot, self._context.token_array(slot), points, prompt)
+            key = (match.usable, self._cheapness(match), match.common)
+            if match.common and key > best_key:
                 best, best_key = match, key
-        stored: list[ParkedEntry | DiskEntry] = [*self._store.parked, *(self._store.files if files else ())]
-        for entry in stored:
-            common, usable = entry.usable(prompt, best_key[0])
-            if common and (usable, -1, common) > best_key:
-                limit = min(common, prompt.size - 1)
-                best, best_key = Match(entry, common, limit, usable), (usable, -1, common)
-        return best
+        usable, stored = best_key[0], None
+        for entry in (*self._store.parked, *(self._store.files if files else ())):
+            more = entry.usable(prompt, usable)
+            if more:
+                usable, stored = more, entry
+        return best if stored is None else _match(stored, stored.tokens, stored.points, prompt)
 
     def _cheapness(self, match: Match) -> int:
         """2: goes on in place and nothing is lost. 0: another request runs there."""
@@ -393,3 +393,11 @@ class PrefixCache:
         tokens = self._context.token_array(slot)
         if tokens.size and not self._store.is_covered(slot, tokens[: self._worth(slot)]):
             self._store.park(slot, match.usable if match and in_place else 0, match)
+
+
+def _match(
+    source: int | ParkedEntry | DiskEntry, tokens: TokenArray, points: Sequence[int], prompt: TokenArray
+) -> Match:
+    common = common_prefix(tokens, prompt)
+    limit = min(common, prompt.size - 1)
+    return Match(source, common, limit, newest_point(points, limit))
