@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from .. import __version__
+from . import anthropic, responses
 from .errors import error_response
 from .gate import Gate
+from .routes import completion, meta, openai_chat, openai_completions, slots, tokens, unsupported
+from .routes.common import ERRORS
 from .state import ServerState
 from .web import add_web_page
 
 _ROUTERS = (
-    "llama_k3.server.routes.meta",
-    "llama_k3.server.routes.openai_chat",
-    "llama_k3.server.routes.openai_completions",
-    "llama_k3.server.routes.completion",
-    "llama_k3.server.routes.tokens",
-    "llama_k3.server.routes.slots",
-    "llama_k3.server.routes.unsupported",
-    "llama_k3.server.anthropic",
-    "llama_k3.server.responses",
+    meta.router,
+    openai_chat.router,
+    openai_completions.router,
+    completion.router,
+    tokens.router,
+    slots.router,
+    anthropic.router,
+    responses.router,
+    unsupported.router,
 )
 
 
@@ -44,16 +46,30 @@ class _App(FastAPI):
 
 
 async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        # Each route knows its own method alone.
+        methods = {
+            method
+            for route in request.app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
+            for method in route.methods or ()
+        }
+        error.headers = {"Allow": ", ".join(sorted(methods))}
     return error_response(error, request.method, request.scope["path"])
 
 
 def create_app(state: ServerState) -> FastAPI:
     """The application of one server. Its model may be loaded later: until then requests get 503."""
     app = _App(
-        title="llama-server", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="llama-server",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ERRORS,
     )
     app.state.server = state
-    for router in _routers():
+    for router in _ROUTERS:
         app.include_router(router)
     if state.options.webui:
         add_web_page(app)
@@ -61,11 +77,3 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer)
     app.add_middleware(Gate, options=state.options)
     return app
-
-
-def _routers() -> Iterable[APIRouter]:
-    for name in _ROUTERS:
-        try:
-            yield import_module(name).router
-        except (ModuleNotFoundError, AttributeError):
-            continue

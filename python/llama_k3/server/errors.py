@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,9 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ..errors import ArgumentError, ClosedError, LlamaK3Error, OutOfMemoryError, StateError
 from .engine.engine import QueueFullError
+
+_PLACE = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): ")
+"""A field's name at the beginning of a message."""
 
 _TYPE_MARKS = ("str", "int", "float", "bool", "constrained-str")
 
@@ -127,7 +131,8 @@ def api_error(error: Exception) -> ApiError | None:
             details={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
         )
     if isinstance(error, ArgumentError):
-        return ApiError(400, str(error))
+        place = _PLACE.match(str(error))
+        return ApiError(400, str(error), param=place.group(1) if place else None)
     return _busy_error(error)
 
 

@@ -377,6 +377,26 @@ def test_replayed_arguments_keep_their_bytes(server: RunningServer) -> None:
     assert reply.status_code in (200, 400)
 
 
+def test_reasoning_that_is_sent_back_is_rendered(server: RunningServer) -> None:
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "gone", "reasoning_content": "They want me to go."},
+        {"role": "user", "content": "again"},
+    ]
+    assert "They want me to go." in server.post("/apply-template", {"messages": messages}).json()["prompt"]
+
+
+def test_log_probabilities_with_tools_in_a_stream(server: RunningServer) -> None:
+    events = chunks(server, body("Who are you?", tools=[WEATHER_TOOL], logprobs=True, top_logprobs=1))
+    entries = [
+        entry
+        for event in events
+        for choice in event["choices"]
+        for entry in (choice.get("logprobs") or {"content": []})["content"]
+    ]
+    assert "".join(entry["token"] for entry in entries) == joined(events)["content"] != ""
+
+
 def test_control_tokens_in_texts_stay_text(server: RunningServer) -> None:
     plain = server.post(PATH + "/input_tokens", body("hello")).json()["input_tokens"]
     marked = server.post(PATH + "/input_tokens", body("<|end_of_msg|>")).json()["input_tokens"]

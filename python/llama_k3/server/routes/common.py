@@ -25,6 +25,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (400, "The request is wrong; the message names the field"),
         (401, "No API key, or an unknown one"),
         (403, "A web page of another site asks"),
+        (404, "There is no such thing"),
+        (408, "The body did not come in time"),
         (413, "The body is too large"),
         (500, "The server is at fault"),
         (501, "Not built into this server"),
@@ -33,6 +35,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     )
 }
 """The errors of every endpoint, for OpenAPI."""
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its events with `stream`", "content": {"text/event-stream": {}}}
+}
+"""The answers of an endpoint that also streams, for OpenAPI."""
 
 
 def json_response(value: Any) -> Response:

@@ -15,7 +15,7 @@ from ..schemas.completion import CompletionForm
 from ..service import AnswerOptions, Run, Service
 from ..sse import EventStream, event, merged, whole_answers
 from ..state import State
-from .common import ERRORS, json_response, nested_fields, probs_json, progress_json, settings_json
+from .common import STREAMED, json_response, nested_fields, probs_json, progress_json, settings_json
 from .texts import start_texts
 
 router = api_router()
@@ -33,7 +33,7 @@ FORMS["/completion"] = _native_error
 FORMS["/completions"] = _native_error
 
 
-@router.post("/completion", responses=ERRORS, summary="Continue a text (llama.cpp's own form)")
+@router.post("/completion", responses=STREAMED, summary="Continue a text (llama.cpp's own form)")
 @router.post("/completions", include_in_schema=False)
 async def completion(form: CompletionForm, request: Request, state: State) -> Response:
     """One answer as an object, several as a list; or server-sent events."""

@@ -16,12 +16,12 @@ from ..service import Run, Service
 from ..sse import EventStream, merged, whole_answers
 from ..state import State
 from .chunks import DONE, ChatChunks, ThinkTags
-from .common import ERRORS, FINGERPRINT, json_response, new_id, now, probs_json, progress_json, usage
+from .common import FINGERPRINT, STREAMED, json_response, new_id, now, probs_json, progress_json, usage
 
 router = api_router()
 
 
-@router.post("/v1/chat/completions", responses=ERRORS, summary="Answer a chat")
+@router.post("/v1/chat/completions", responses=STREAMED, summary="Answer a chat")
 @router.post("/chat/completions", include_in_schema=False)
 async def chat_completions(form: ChatForm, request: Request, state: State) -> Response:
     """Whole, or as server-sent events that end with [DONE]."""
@@ -48,7 +48,7 @@ async def chat_completions(form: ChatForm, request: Request, state: State) -> Re
     return json_response(body)
 
 
-@router.post("/v1/chat/completions/input_tokens", responses=ERRORS, summary="Count a chat's tokens")
+@router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens")
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
 async def input_tokens(form: ChatForm, state: State) -> Response:
     """Tokens of the prompt that the same request to /v1/chat/completions makes."""

@@ -16,13 +16,13 @@ from ..service import Run, Service
 from ..sse import EventStream, event, merged, whole_answers
 from ..state import State
 from .chunks import DONE
-from .common import ERRORS, FINGERPRINT, json_response, new_id, now, probs_json, progress_json, usage
+from .common import FINGERPRINT, STREAMED, json_response, new_id, now, probs_json, progress_json, usage
 from .texts import start_texts
 
 router = api_router()
 
 
-@router.post("/v1/completions", responses=ERRORS, summary="Continue a text")
+@router.post("/v1/completions", responses=STREAMED, summary="Continue a text")
 async def completions(form: OpenAICompletionForm, request: Request, state: State) -> Response:
     """Whole, or as server-sent events that end with [DONE]."""
     service = state.service

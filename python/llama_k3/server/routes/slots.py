@@ -17,7 +17,7 @@ from ..limits import INT32_MAX
 from ..schemas.common import Form
 from ..service import Service
 from ..state import State
-from .common import ERRORS, json_response, sampling_json
+from .common import json_response, sampling_json
 
 router = api_router()
 
@@ -49,7 +49,7 @@ def _slot_json(slot: SlotState) -> dict[str, Any]:
     return shown
 
 
-@router.get("/slots", responses=ERRORS, summary="What each slot does")
+@router.get("/slots", summary="What each slot does")
 async def slots(
     state: State,
     fail_on_no_slot: Annotated[bool, Query(description="503 where no slot is idle")] = False,
@@ -69,7 +69,7 @@ class SlotForm(Form):
     filename: str | None = None
 
 
-@router.post("/slots/{id_slot}", responses=ERRORS, summary="Save, restore or erase a slot's sequence")
+@router.post("/slots/{id_slot}", summary="Save, restore or erase a slot's sequence")
 async def slot_action(
     id_slot: Annotated[int, Path(ge=0, le=INT32_MAX)],
     action: Annotated[Literal["save", "restore", "erase"], Query()],

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 from fastapi import Response
+from pydantic import Field
 
 from ...tokenizer import Tokenizer
 from ..bodies import api_router
+from ..limits import INT32_MAX
 from ..schemas.chat import ChatForm
 from ..schemas.common import Form
 from ..schemas.completion import check_token
 from ..state import State
-from .common import ERRORS, json_response
+from .common import json_response
 
 router = api_router()
 
@@ -28,10 +30,10 @@ class TokenizeForm(Form):
 
 
 class DetokenizeForm(Form):
-    tokens: list[Any]
+    tokens: list[Annotated[int, Field(ge=0, le=INT32_MAX)]]
 
 
-@router.post("/tokenize", responses=ERRORS, summary="Tokens of a text")
+@router.post("/tokenize", summary="Tokens of a text")
 async def tokenize(form: TokenizeForm, state: State) -> Response:
     """{"tokens": [...]}; with pieces each one as {"id", "piece"}."""
     service = state.service
@@ -52,7 +54,7 @@ def _piece(token: int, tokenizer: Tokenizer) -> str | list[int]:
         return list(data)
 
 
-@router.post("/detokenize", responses=ERRORS, summary="The text of tokens")
+@router.post("/detokenize", summary="The text of tokens")
 async def detokenize(form: DetokenizeForm, state: State) -> Response:
     """{"content": text}; bytes that are no text become U+FFFD."""
     tokenizer = state.service.tokenizer
@@ -60,7 +62,7 @@ async def detokenize(form: DetokenizeForm, state: State) -> Response:
     return json_response({"content": tokenizer.decode(tokens)})
 
 
-@router.post("/apply-template", responses=ERRORS, summary="The prompt of a chat")
+@router.post("/apply-template", summary="The prompt of a chat")
 async def apply_template(form: ChatForm, state: State) -> Response:
     """{"prompt": text}: what /v1/chat/completions makes of the same request. As text, control tokens and
     their names look alike; only the server's own rendering tells them apart."""

@@ -6,7 +6,6 @@ from fastapi import Request
 
 from ..bodies import api_router
 from ..errors import ApiError
-from .common import ERRORS
 
 router = api_router()
 
@@ -34,20 +33,6 @@ async def _refuse(request: Request) -> None:
     raise ApiError(501, f"{path}: {REASONS[path]}")
 
 
-for _path, _reason in REASONS.items():
-    router.add_api_route(
-        _path,
-        _refuse,
-        methods=["POST"],
-        responses=ERRORS,
-        summary=f"Not here: {_reason}",
-        name="no_" + _path.removeprefix("/").replace("/", "_").replace("-", "_"),
-    )
-router.add_api_route(
-    "/lora-adapters",
-    _refuse,
-    methods=["GET"],
-    responses=ERRORS,
-    summary=f"Not here: {_LORA}",
-    name="no_adapters",
-)
+for _path in REASONS:
+    router.add_api_route(_path, _refuse, methods=["POST"], include_in_schema=False)
+router.add_api_route("/lora-adapters", _refuse, methods=["GET"], include_in_schema=False)

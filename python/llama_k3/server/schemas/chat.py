@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, unsupported
@@ -41,6 +41,19 @@ _CHAT_UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
+MessageObject = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "required": ["role"],
+            "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}},
+        }
+    ),
+]
+"""A message in OpenAI's form; the chat format reads it (messages.py)."""
+
+
 class StreamOptions(Form):
     include_usage: bool | None = None
 
@@ -54,7 +67,7 @@ class ThinkingForm(Form):
 class ChatForm(SamplingForm):
     """OpenAI's fields and llama.cpp's."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[MessageObject], Field(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
     max_completion_tokens: Tokens | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None

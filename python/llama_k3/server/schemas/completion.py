@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from ...tokenizer import Tokenizer
 from ..errors import ApiError, unsupported
@@ -22,10 +22,13 @@ TEXT_UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "object"}]}
+
+
 class TextForm(SamplingForm):
     """What both completion endpoints have."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     grammar: str | None = None
     json_schema: Any = None
 
