@@ -13,8 +13,8 @@ from anthropic.types import Message as ClientMessage
 from hypothesis import given
 from llama_k3.server import opaque
 from llama_k3.server.anthropic.stream import MessageStream, whole_message
-from llama_k3.server.events import Event
-from llama_k3.xtml import Message
+from llama_k3.server.events import Event, TextDelta
+from llama_k3.xtml import Delta, Message
 
 from .hand_made import CUTS, PARTS, PROPERTY, Part, events, finished
 
@@ -125,6 +125,13 @@ def test_stop_reasons(reason: Any, stop_word: str, n_predicted: int, wanted: tup
     message = whole_message(streamed([finished(Message(), reason, stop_word, n_predicted=n_predicted)]))
     assert (message["stop_reason"], message["stop_sequence"]) == wanted
     assert message["content"] == []
+
+
+def test_arguments_outside_a_call_open_nothing() -> None:
+    parts: list[Part] = [("call", '{"city": "Oslo"}', "get_weather"), ("content", "Hm.", "")]
+    answer = events(parts, [50])
+    stray = TextDelta(Delta("arguments", '{"city": "Rome"}', 0))
+    assert streamed([stray, *answer[:-1], stray, answer[-1]]) == streamed(answer)
 
 
 def test_thinking_that_is_not_shown_is_in_the_signature() -> None:

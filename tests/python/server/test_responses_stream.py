@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from llama_k3.server import opaque
-from llama_k3.server.events import Event
+from llama_k3.server.events import Event, TextDelta
 from llama_k3.server.responses.stream import ResponseStream
-from llama_k3.xtml import Message
+from llama_k3.xtml import Delta, Message
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
@@ -128,6 +128,15 @@ def test_order_of_the_events() -> None:
         "total_tokens": 120,
     }
     assert {item.status for item in response.output} == {"completed"}  # type: ignore[union-attr]
+
+
+def test_arguments_outside_a_call_open_nothing() -> None:
+    parts: list[Part] = [("call", '{"city": "Oslo"}', "get_weather"), ("content", "Hm.", "")]
+    answer = events(parts, [50])
+    stray = TextDelta(Delta("arguments", '{"city": "Rome"}', 0))
+    assert [part["type"] for part in streamed([stray, *answer[:-1], stray, answer[-1]])] == [
+        part["type"] for part in streamed(answer)
+    ]
 
 
 def test_an_answer_that_was_cut_is_incomplete() -> None:
