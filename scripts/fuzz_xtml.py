@@ -2,13 +2,15 @@
 
     python scripts/fuzz_xtml.py --minutes 10 [--seed N] [--model FILE]
 
-With a model file, whose vocabulary is used, random tokens go through the readers too. Prints the number of
+With a model file, whose vocabulary is used, messages are rendered, tokenised and read back, and random
+tokens read. Prints the number of
 cases; the first failure ends the run with its seed and the answer, and exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
@@ -47,22 +49,21 @@ def random_answer(draw: random.Random, markers: Sequence[str]) -> list[Segment]:
     """A soup of markers, headers and texts, or an answer in proper form with a few faults."""
     if draw.random() < 0.4:
         return [random_segment(draw, markers) for _ in range(draw.randint(0, 40))]
-    calls = [
-        {"function": {"name": draw.choice(["f", "a.b", 'q"']), "arguments": random_arguments(draw)}}
-        for _ in range(draw.randint(0, 3))
-    ]
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "reasoning_content": random_text(draw),
-        "content": random_text(draw),
-        "tool_calls": calls,
-    }
+    message = random_message(draw)
     if xtml.OPEN in markers:
-        segments = xtml.render([message], add_generation_prompt=False)
-        start = segments.index(Segment("text", "think")) + 2
-        return damaged(draw, segments[start:], markers)
+        return damaged(draw, written(message), markers)
     segments = K2Chat().render([message])
     return damaged(draw, segments[3 : -len(k2.generation_prompt())], markers)
+
+
+def random_message(draw: random.Random) -> dict[str, Any]:
+    """An assistant's message in OpenAI's form."""
+    calls = [
+        {"function": {"name": draw.choice(["f", "a.b", 'q"&']), "arguments": random_arguments(draw)}}
+        for _ in range(draw.randint(0, 3))
+    ]
+    texts = {"reasoning_content": random_text(draw), "content": random_text(draw)}
+    return {"role": "assistant", **texts, "tool_calls": calls}
 
 
 def damaged(draw: random.Random, segments: list[Segment], markers: Sequence[str]) -> list[Segment]:
@@ -201,25 +202,62 @@ def check_replay(message: Message) -> None:
     """A message that a client sends back is read as the same, once its arguments are in our own layout."""
     once = replayed(message)
     if once is not None:
-        assert (once.reasoning, once.content) == (message.reasoning, message.content), (once, message)
+        assert (once.reasoning, once.content) == (message.reasoning, message.content)
         assert [call.name for call in once.tool_calls] == [call.name for call in message.tool_calls]
         assert replayed(once) == once
+
+
+def sent_back(message: Message) -> dict[str, Any]:
+    """The message as a client returns it."""
+    calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls]
+    texts = {"reasoning_content": message.reasoning, "content": message.content}
+    return {"role": "assistant", **texts, "tool_calls": calls}
+
+
+def written(message: dict[str, Any], thinking: bool = True) -> list[Segment]:
+    """What the model writes to say this: the message behind its opening."""
+    segments = xtml.render([message], thinking=thinking, add_generation_prompt=False)
+    return segments[len(xtml.preamble(None, thinking)) + len(xtml.generation_prompt(thinking)) :]
 
 
 def replayed(message: Message) -> Message | None:
     """The message rendered and read; None where a call without a name keeps it from being rendered."""
     if not all(call.name for call in message.tool_calls):
         return None
-    fields = {
-        "role": "assistant",
-        "reasoning_content": message.reasoning,
-        "content": message.content,
-        "tool_calls": [{"function": {"name": c.name, "arguments": c.arguments}} for c in message.tool_calls],
-    }
-    parser = xtml.StreamParser()
-    for segment in xtml.render([fields], add_generation_prompt=False)[len(xtml.preamble()) :]:
+    parser = xtml.StreamParser("think")
+    for segment in written(sent_back(message)):
         parser.feed(segment)
     return parser.close()
+
+
+def check_round_trip(draw: random.Random, tokenizer: Tokenizer) -> None:
+    """Rendered, tokenised, parsed: the same message. Sent back by a client: the same tokens."""
+    message, thinking = random_message(draw), draw.random() < 0.7
+    ids = xtml.encode(written(message, thinking), tokenizer)
+    reader = K3Chat().reader(tokenizer, K3Chat().opened(thinking))
+    for token in ids:
+        reader.feed(token)
+    parsed = reader.close()
+    assert parsed.content == message["content"]
+    assert parsed.reasoning == (message["reasoning_content"] if thinking else "")
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert [call.name for call in parsed.tool_calls] == [function["name"] for function in functions]
+    assert xtml.encode(written(sent_back(parsed), thinking), tokenizer) == ids
+    for call, function in zip(parsed.tool_calls, functions, strict=True):
+        check_arguments(function["arguments"], call.arguments)
+
+
+def check_arguments(given: str, parsed: str) -> None:
+    """What the parser tells is what was given: the same members, with numbers as they were written."""
+    decode = json.JSONDecoder(
+        object_pairs_hook=list, parse_int=str, parse_float=str, parse_constant=str
+    ).decode
+    try:
+        wanted = decode(given)
+    except ValueError:
+        assert parsed == (given if given.strip() else "{}")
+        return
+    assert decode(parsed) == wanted
 
 
 def check_k2_answer(draw: random.Random, segments: Sequence[Segment]) -> None:
@@ -245,6 +283,7 @@ def run_case(seed: int, tokenizer: Tokenizer | None) -> None:
     check_answer(draw, random_answer(draw, xtml.MARKERS), opened)
     check_k2_answer(draw, random_answer(draw, _K2_MARKERS))
     if tokenizer is not None:
+        check_round_trip(draw, tokenizer)
         special = list(tokenizer.special_ids.values())[:8]
         tokens = [
             draw.choice(special) if draw.random() < 0.3 else draw.randrange(len(tokenizer))

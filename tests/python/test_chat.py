@@ -9,6 +9,7 @@ import pytest
 from llama_k3.chat import K2Chat, K3Chat, chat_format
 from llama_k3.cli.session import Session
 from llama_k3.errors import ModelVocabularyError
+from llama_k3.generate import generate_tokens
 from llama_k3.xtml import Delta, Segment, ToolCall, encode, text_of
 
 from llama_k3 import ArgumentError, Model, Sampler, Tokenizer, k2
@@ -245,8 +246,6 @@ def test_the_model_calls_a_tool(model: Model, tokenizer: Tokenizer) -> None:
 def answer(
     chat: K3Chat, context: Any, sampler: Sampler, tokenizer: Tokenizer, messages: Any, tool: Any
 ) -> Any:
-    from llama_k3.generate import generate_tokens
-
     ids = encode(chat.render(messages, [tool]), tokenizer)
     known = context.tokens()
     assert ids[: len(known)] == list(known), "a further turn goes on from what the model wrote"

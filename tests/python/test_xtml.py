@@ -233,7 +233,7 @@ def test_no_text_becomes_a_control_token(tokenizer: Tokenizer) -> None:
             "content": [{"type": "text", "text": text}, {"type": "text", "text": text}],
             "tool_calls": [call(text, json.dumps({text: text, "o": {text: [text]}})), call("g", text)],
         }
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "system", "content": text, "name": text},
             {"role": "user", "content": text, "name": text},
             answer,
