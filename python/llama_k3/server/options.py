@@ -26,7 +26,7 @@ class ServerOptions:
     api_prefix: str = ""
     slot_save_path: Path | None = None
     request_timeout: float | None = 3600.0
-    max_body: int = 64 << 20
+    max_body: int = 32 << 20
     metrics: bool = False
     props: bool = False
     slots: bool = True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llama_k3.server.options import ServerOptions
 
+from llama_k3 import Model
 from scripts.tiny_k3.words import WEATHER_TOOL
 from tests.python.server.conftest import RunningServer
 
@@ -402,6 +404,19 @@ def test_control_tokens_in_texts_stay_text(server: RunningServer) -> None:
     marked = server.post(PATH + "/input_tokens", body("<|end_of_msg|>")).json()["input_tokens"]
     assert marked > plain
     assert "<|" not in json.dumps(server.post(PATH, body("<|open|>think<|sep|>")).json()["choices"])
+
+
+def test_kimi_linear(make_server: Callable[..., RunningServer], linear_gguf: Path) -> None:
+    with Model(linear_gguf, n_threads=2) as linear:
+        running = make_server(model=linear)
+        asked = body(max_tokens=20, stop=["never said"])
+        assert joined(chunks(running, asked)) == whole(running, asked)
+        assert "<|im_user|>user" in running.post("/apply-template", asked).json()["prompt"]
+        choice = running.chat("go", max_tokens=4)["choices"][0]
+        assert "reasoning_content" not in choice["message"]
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+        assert json.loads(whole(running, body(response_format=schema))["content"]) in ("yes", "no")
+        running.service.engine.close()
 
 
 def test_flags_are_the_defaults(make_server: Callable[..., RunningServer]) -> None:

@@ -12,11 +12,11 @@ from ..engine.request import Progress
 from ..errors import FORMS, ApiError
 from ..events import Event, Finished, TextDelta
 from ..schemas.completion import CompletionForm
-from ..service import AnswerOptions, Run, Service
+from ..service import Service
 from ..sse import EventStream, event, merged, whole_answers
 from ..state import State
 from .common import STREAMED, json_response, nested_fields, probs_json, progress_json, settings_json
-from .texts import start_texts
+from .texts import StartedTexts, start_texts
 
 router = api_router()
 
@@ -38,24 +38,23 @@ FORMS["/completions"] = _native_error
 async def completion(form: CompletionForm, request: Request, state: State) -> Response:
     """One answer as an object, several as a list; or server-sent events."""
     service = state.service
-    runs, options = await start_texts(form, state, form.n_probs or None, form.n or 1)
+    started = await start_texts(form, state, form.n_probs or None, form.n or 1)
     if form.stream:
-        return EventStream(_stream(runs, form, options, service), runs)
-    answers = await whole_answers(request, runs)
+        return EventStream(_stream(started, form, service), started.runs)
+    answers = await whole_answers(request, started.runs)
     bodies = [
-        _final(index, run, finished, events, form, options, service)
-        for index, (run, (finished, events)) in enumerate(zip(runs, answers, strict=True))
+        _final(index, started, finished, events, form, service)
+        for index, (finished, events) in enumerate(answers)
     ]
     return json_response(bodies if len(bodies) > 1 else bodies[0])
 
 
 def _final(
     index: int,
-    run: Run,
+    started: StartedTexts,
     finished: Finished,
     events: Sequence[Event],
     form: CompletionForm,
-    options: AnswerOptions,
     service: Service,
 ) -> dict[str, Any]:
     """The last object of an answer; in a stream `events` is empty, as all has been told."""
@@ -71,8 +70,8 @@ def _final(
         "model": service.model_name,
         "tokens_predicted": result.n_predicted,
         "tokens_evaluated": result.n_prompt,
-        "generation_settings": {**settings_json(options), "stream": bool(form.stream)},
-        "prompt": service.tokenizer.decode(run.prompt),
+        "generation_settings": {**settings_json(started.options), "stream": bool(form.stream)},
+        "prompt": started.prompts[index],
         "has_new_line": "\n" in content,
         "truncated": False,
         "stop_type": finished.stop_type,
@@ -90,15 +89,14 @@ def _probs(deltas: Sequence[TextDelta], service: Service) -> list[dict[str, Any]
     return [probs_json(probs, service.tokenizer) for item in deltas for probs in item.probs]
 
 
-async def _stream(
-    runs: Sequence[Run], form: CompletionForm, options: AnswerOptions, service: Service
-) -> AsyncIterator[bytes]:
+async def _stream(started: StartedTexts, form: CompletionForm, service: Service) -> AsyncIterator[bytes]:
+    runs = started.runs
     n_predicted = [0] * len(runs)
     async for index, batch in merged(runs):
         out: list[bytes] = []
         for item in batch:
             if isinstance(item, Finished):
-                out.append(event(_final(index, runs[index], item, (), form, options, service)))
+                out.append(event(_final(index, started, item, (), form, service)))
                 continue
             body: dict[str, Any] = {
                 "index": index,

@@ -27,7 +27,7 @@ async def completions(form: OpenAICompletionForm, request: Request, state: State
     """Whole, or as server-sent events that end with [DONE]."""
     service = state.service
     n = form.n or 1
-    runs, _ = await start_texts(form, state, form.logprobs, n)
+    runs = (await start_texts(form, state, form.logprobs, n)).runs
     base = {
         "id": new_id("cmpl-"),
         "created": now(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..errors import ApiError
 from ..limits import MAX_ANSWERS
 from ..schemas.completion import TEXT_UNSUPPORTED, TextForm, parse_prompts
@@ -9,16 +11,27 @@ from ..service import AnswerOptions, Run, TextTask
 from ..state import ServerState
 
 
-async def start_texts(
-    form: TextForm, state: ServerState, n_probs: int | None, n: int
-) -> tuple[list[Run], AnswerOptions]:
-    """n answers to each prompt, prompt by prompt; all of them are started or none. The options are those of
-    the first."""
+@dataclass(frozen=True)
+class StartedTexts:
+    """`runs`: n for each prompt. `options`: of the first of each n. `prompts`: the text of each run's prompt."""
+
+    runs: list[Run]
+    options: AnswerOptions
+    prompts: list[str]
+
+
+async def start_texts(form: TextForm, state: ServerState, n_probs: int | None, n: int) -> StartedTexts:
+    """n answers to each prompt; all of them are started or none."""
     service = state.service
     form.check_supported(TEXT_UNSUPPORTED)
     form.check_constraint()
     options = form.answer_options(state.options, service.tokenizer, n_probs)
-    prompts = await service.in_thread(lambda: parse_prompts(form.prompt, service.tokenizer))
+
+    def read() -> tuple[list[list[int]], list[str]]:
+        prompts = parse_prompts(form.prompt, service.tokenizer)
+        return prompts, [service.tokenizer.decode(prompt) for prompt in prompts]
+
+    prompts, texts = await service.in_thread(read)
     if len(prompts) * n > MAX_ANSWERS:
         raise ApiError(
             400,
@@ -33,4 +46,4 @@ async def start_texts(
         for run in runs:
             run.cancel()
         raise
-    return runs, options
+    return StartedTexts(runs, options, [text for text in texts for _ in range(n)])
