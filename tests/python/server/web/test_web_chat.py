@@ -174,6 +174,49 @@ def test_conversations_are_named_renamed_exported_and_deleted(page: Page, fake: 
     expect(titles).to_have_text(["Blue lamps"])
 
 
+def test_the_oldest_conversations_make_room(page: Page, fake: FakeServer) -> None:
+    """200 are kept, or as many as the browser's storage holds."""
+    put = """([count, size]) => {
+      const old = Object.keys(localStorage).filter((name) => name !== "test");
+      old.forEach((name) => localStorage.removeItem(name));
+      for (let index = 0; index < count; index += 1) {
+        const messages = [{ role: "user", content: "x".repeat(size) }];
+        localStorage.setItem(`llama-k3.conversation.${index}`,
+          JSON.stringify({ id: String(index), title: `Old ${index}`, updated: index, messages }));
+      }
+    }"""
+    for count, size, left in ((200, 10, 200), (4, 1_200_000, 4)):
+        fake.says(delta(content="y" * 700_000 if size > 10 else "New"), end())
+        page.evaluate(put, [count, size])
+        page.reload()
+        page.get_by_role("button", name="New conversation").click()
+        send(page, "Newest")
+        expect(page.locator(".figures").last).to_be_visible()
+        titles = page.locator(".conversation-title")
+        expect(page.get_by_role("status")).to_contain_text("the 1 oldest conversations were removed")
+        assert titles.count() == left
+        assert titles.first.inner_text() == "Newest" and titles.last.inner_text() == "Old 1"
+
+
+def test_a_broken_storage_is_passed_over(page: Page) -> None:
+    put = """() => {
+      const put = (name, value) => localStorage.setItem(`llama-k3.${name}`, value);
+      put("conversation.a", "{");
+      const messages = [null, { role: "x" }, { role: "assistant", content: "yes", toolCalls: [null] }];
+      put("conversation.b", JSON.stringify({ id: "b", title: 3, messages }));
+      put("conversation.c", '{"id": "c", "messages": {}}');
+      put("settings", '{"theme": "pink", "temperature": "hot", "tools": "[1]", "top_k": "7"}');
+    }"""
+    page.evaluate(put)
+    page.reload()
+    expect(page.locator(".conversation-title")).to_have_text(["3"])
+    expect(page.locator(".answer")).to_contain_text("yes")
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Top k")).to_have_value("7")
+    expect(page.get_by_label("Temperature")).to_have_value("")
+    expect(page.get_by_label("Tools (JSON)")).to_have_value("")
+
+
 def test_a_new_title_is_kept_when_another_conversation_is_clicked(page: Page, fake: FakeServer) -> None:
     for title in ("Red boats", "Blue lamps"):
         fake.says(delta(content=f"About {title}"), end())

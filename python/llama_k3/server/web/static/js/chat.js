@@ -10,7 +10,7 @@ const SAVE_MS = 1000; // how often an answer that streams in is kept
 /**
  * `hooks`: settings() gives the settings; askKey() gives whether there is a new key; opened() another
  * conversation is shown; renamed() a title changed; changed() messages came or went; streamed() the last answer grew; ended(answer, conversation);
- * noticed(sentence).
+ * noticed(sentence), an empty one when it is past.
  */
 export class Chat {
   constructor(store, hooks) {
@@ -113,6 +113,7 @@ export class Chat {
     const abort = new AbortController();
     const answer = newAnswer();
     const sent = [...conversation.messages];
+    this.hooks.noticed("");
     conversation.messages.push(answer);
     conversation.updated = Date.now();
     this.runs.set(conversation.id, abort);

@@ -70,7 +70,6 @@ function showChange() {
   thread.show(chat.messages);
   if (chat.isBusy) {
     thread.toEnd();
-    showNotice("");
     announce("Waiting for the answer.");
     if (!byId("thread").contains(document.activeElement)) {
       field.focus();
