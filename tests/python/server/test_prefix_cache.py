@@ -90,6 +90,14 @@ def test_exact_repeat_evaluates_one_token(make: Callable[..., Harness], length: 
         harness.release(again.slot)
 
 
+def test_repeat_of_a_prompt_that_went_on_from_an_end(make: Callable[..., Harness]) -> None:
+    """The end of the sequence before is where the repeat goes on from as well."""
+    harness = make()
+    harness.run(TEXT[:30], answer=0)
+    for _ in range(3):
+        assert harness.run(TEXT[:31]).n_cached == 30
+
+
 def test_hits_are_monotone_in_the_shared_length(make: Callable[..., Harness]) -> None:
     harness, found = make(n_slots=2), []
     harness.run(TEXT[:140], [30, 60, 61, 100])

@@ -349,7 +349,7 @@ class PrefixCache:
         self._hits += 1
         self._cached_tokens += usable
         self._store.adopt(target, usable)
-        self._checkpoint_message_end(request, target, usable)
+        self._checkpoint_start(request, target, usable)
         self._store.write_behind()
         cut = "" if usable == end else f", cut at snapshot {usable} of {match.common} common tokens"
         reason = f"slot {target}: {usable} of {request.prompt.size} tokens {where}{cut}"
@@ -374,13 +374,13 @@ class PrefixCache:
             )
         self._slots[target] = request
 
-    def _checkpoint_message_end(self, request: _Slot, slot: int, position: int) -> None:
-        """A sequence that goes on from its end stands behind an answer; who edits the next message comes
-        back to here."""
-        if position in request.boundaries:
-            before = [point.position for point in self._context.checkpoints(slot)]
-            if position - newest_point(before, position) >= self._options.snapshot_min_step:
-                self._store.checkpoint(slot)
+    def _checkpoint_start(self, request: _Slot, slot: int, position: int) -> None:
+        """Keep the end of a sequence that goes on: behind an answer, who edits the next message comes back to
+        it; behind all messages, every repeat does."""
+        before = [point.position for point in self._context.checkpoints(slot)]
+        far = position - newest_point(before, position) >= self._options.snapshot_min_step
+        if position == request.answer_from or (position in request.boundaries and far):
+            self._store.checkpoint(slot)
 
     def _keep_old(self, slot: int, match: Match | None) -> None:
         """Park what the slot holds, unless it goes on in the slot but for an answer, or is held elsewhere.
