@@ -85,7 +85,11 @@ class GrammarCompiler:
         return self._new(key, lark.whole(lark.json(normal, normal.root, "json_schema")), lark)
 
     def gbnf(self, text: str) -> GrammarConstraint:
-        """Of a text in llama.cpp's grammar notation. GrammarError: it cannot be read."""
+        """Of a text in llama.cpp's grammar notation. GrammarError: it cannot be read.
+
+        Rules without recursion are read as a lexer reads, each as far as it goes: a text that the rule behind
+        would have to share with it is not found.
+        """
         if not isinstance(text, str) or len(text) > MAX_GBNF:
             found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
             raise GrammarError(f"grammar: found {found}, wanted a text of at most {MAX_GBNF} characters")

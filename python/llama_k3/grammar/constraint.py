@@ -70,10 +70,6 @@ class GrammarConstraint:
         other._ended = self._ended
         return other
 
-    def is_complete(self) -> bool:
-        """Whether the text may end here."""
-        return self._ended or self._matcher.is_accepting()
-
     def _allowed(self) -> npt.NDArray[np.bool_]:
         if self._ended:
             raise GrammarError("grammar: found the text at its end, wanted no further token")

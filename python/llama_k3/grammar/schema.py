@@ -100,7 +100,7 @@ class _Reader:
             read = _READERS.get(keyword)
             if read is not None:
                 read(self, node, value, place, depth + 1, schema)
-        return _split_patterns(_restricted_names(node, schema, where))
+        return _restricted_names(node, schema, where)
 
     def reference(self, node: dict[str, Any], value: Any, where: str, depth: int, schema: Any) -> None:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
@@ -340,13 +340,4 @@ def _restricted_names(node: dict[str, Any], schema: Mapping[str, Any], where: st
             f"{place}: found a keyword that cannot be enforced here, wanted a schema without it"
         )
     node["additionalProperties"] = False
-    return node
-
-
-def _split_patterns(node: dict[str, Any]) -> dict[str, Any]:
-    """The node with its pattern properties apart where it has properties: a name may have to meet both."""
-    patterns = node.get("patternProperties")
-    if patterns and "properties" in node:
-        node["patternProperties"] = dict.fromkeys(patterns, True)
-        node.setdefault("allOf", []).append({"patternProperties": patterns})
     return node

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,6 +15,14 @@ from llama_k3 import Model, Tokenizer
 from scripts.tiny_k3.words import TIME_TOOL, WEATHER_TOOL
 
 from .walks import message
+
+
+@pytest.fixture(scope="module")
+def small(tiny_gguf: Path) -> Iterator[Model]:
+    """On one thread: its steps are too short to share."""
+    with Model(tiny_gguf, n_threads=1) as opened:
+        yield opened
+
 
 QUESTIONS = (
     "What is the weather in Oslo?",
@@ -42,26 +52,26 @@ def greedy(model: Model, prompt: list[int], constraint: GrammarConstraint | None
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_auto_changes_nothing(question: str, thinking: bool, model: Model, compiler: GrammarCompiler) -> None:
+def test_auto_changes_nothing(question: str, thinking: bool, small: Model, compiler: GrammarCompiler) -> None:
     tools = [TIME_TOOL, WEATHER_TOOL] if "Kyoto" in question else [WEATHER_TOOL]
-    prompt = encode(render([{"role": "user", "content": question}], tools, thinking), model.tokenizer)
+    prompt = encode(render([{"role": "user", "content": question}], tools, thinking), small.tokenizer)
     opened: Literal["think", "response"] = "think" if thinking else "response"
     constraint = compiler.chat(tools, "auto", opened=opened)
-    plain = greedy(model, prompt, None)
-    assert greedy(model, prompt, constraint) == plain
-    calls = message(plain, model.tokenizer, opened).tool_calls
+    plain = greedy(small, prompt, None)
+    assert greedy(small, prompt, constraint) == plain
+    calls = message(plain, small.tokenizer, opened).tool_calls
     assert [call.name for call in calls] == (["get_weather"] if "weather" in question else [])
 
 
-def test_required_makes_the_model_call(model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_required_makes_the_model_call(small: Model, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
     prompt = encode(render([{"role": "user", "content": "Who are you?"}], [WEATHER_TOOL], False), tokenizer)
     constraint = compiler.chat([WEATHER_TOOL], "required", opened="response", parallel_tool_calls=False)
-    (call,) = message(greedy(model, prompt, constraint), tokenizer).tool_calls
+    (call,) = message(greedy(small, prompt, constraint), tokenizer).tool_calls
     assert call.name == "get_weather" and '"city"' in call.arguments
 
 
 def test_response_format_makes_the_model_write_json(
-    model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler
+    small: Model, tokenizer: Tokenizer, compiler: GrammarCompiler
 ) -> None:
     schema = {
         "type": "object",
@@ -74,5 +84,5 @@ def test_response_format_makes_the_model_write_json(
     }
     prompt = encode(render([{"role": "user", "content": "What is 27 + 15?"}], None, False), tokenizer)
     constraint = compiler.chat(None, None, wanted, opened="response")
-    content = message(greedy(model, prompt, constraint), tokenizer).content
+    content = message(greedy(small, prompt, constraint), tokenizer).content
     assert content.startswith("{") and content.endswith("}") and '"sum"' in content
