@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from llama_k3.chat import K2Chat, K3Chat
+from llama_k3.chat import K2Chat
 
 from llama_k3 import Model, Tokenizer, xtml
+from scripts.tiny_k3.words import WEATHER_TOOL
 
 COMMAND = [sys.executable, "-m", "llama_k3.cli.main"]
 SUM_ANSWER = re.compile(r"\[Start thinking\]\n.+\n\[End thinking\]\n\n12 \+ 7 = 19\.\n")
@@ -49,8 +51,8 @@ def perf_of(stderr: str) -> tuple[int, int, int]:
 
 
 def turn_tokens(tokenizer: Tokenizer, text: str, first: bool) -> int:
-    chat = K3Chat()
-    return len(xtml.encode((chat.first() if first else []) + chat.turn(text), tokenizer))
+    added = xtml.user_message(text) + xtml.generation_prompt()
+    return len(xtml.encode((xtml.preamble() if first else []) + added, tokenizer))
 
 
 def test_one_question(tiny_gguf: Path, tokenizer: Tokenizer) -> None:
@@ -79,6 +81,66 @@ def test_a_dialogue_through_a_pipe_computes_only_what_is_new(tiny_gguf: Path, to
     # The end token of the first answer is computed with the second question.
     first, second = (turn_tokens(tokenizer, questions[i], first=i == 0) for i in (0, 2))
     assert prompt == first + second + 1
+
+
+def test_commands(tiny_gguf: Path, tmp_path: Path) -> None:
+    lines = [
+        "What is 27 + 15?",
+        "/regen",
+        f"/save {tmp_path / 'chat'}",
+        "/undo",
+        "Repeat after me: \\",
+        "seven red boats",
+        "/clear",
+        "/regen",
+        f"/load {tmp_path / 'chat'}",
+        "/regen",
+        "/stats",
+        "/nonsense",
+        "/help",
+    ]
+    done = run("-m", tiny_gguf, "--temp", "0", text="\n".join(lines) + "\n")
+    assert done.stdout.count("27 + 15 = 42.\n") == 3
+    assert "taken back: What is 27 + 15?\n" in done.stderr
+    assert f"saved 2 messages, 146 tokens: {tmp_path / 'chat'}\n" in done.stderr
+    assert "error: /regen: found no answer, wanted one to replace\n" in done.stderr
+    assert f"loaded 2 messages, 146 tokens: {tmp_path / 'chat'}\n" in done.stderr
+    assert "146 of 4096 tokens of context, 2 messages; MiB: in all " in done.stderr
+    assert "error: /nonsense: found no such command, wanted one of /regen, " in done.stderr
+    assert "/save FILE   write the dialogue" in done.stderr
+    # what was saved is what the answer was made from: nothing of it is computed again but the regeneration
+    assert (tmp_path / "chat.state").stat().st_size > 0
+
+
+def test_a_saved_chat_without_its_state_is_computed_anew(tiny_gguf: Path, tmp_path: Path) -> None:
+    chat = tmp_path / "chat"
+    first = "Remember: the code of the red box is 1234."
+    run("-m", tiny_gguf, "--temp", "0", text=f"{first}\n/save {chat}\n")
+    (tmp_path / "chat.state").unlink()
+    done = run("-m", tiny_gguf, "--temp", "0", text=f"/load {chat}\nWhat is the code of the red box?\n")
+    assert "the state is computed anew: " in done.stderr
+    assert done.stdout.endswith("The code of the red box is 1234.\n")
+    chat.write_text('{"version": 1, "messages": [{"role": 3}]}')
+    done = run("-m", tiny_gguf, text=f"/load {chat}\n/load {tmp_path}\n/load\n")
+    assert f"error: {chat}: found no dialogue of version 1, wanted a file that /save wrote" in done.stderr
+    assert f"Is a directory: '{tmp_path}'" in done.stderr
+    assert "error: /load: found no file name, wanted /load FILE" in done.stderr
+
+
+def test_a_tool_call_and_its_result(tiny_gguf: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([WEATHER_TOOL]))
+    lines = "What is the weather in Paris?\nSunny, 21 degrees.\n"
+    done = run("-m", tiny_gguf, "--temp", "0", "--tools", tools, text=lines)
+    assert '[tool call get_weather {"city": "Paris"}]\n' in done.stdout
+    assert done.stdout.endswith("21 degrees.\n")
+
+
+def test_a_system_message(tiny_gguf: Path) -> None:
+    system = "The code of the red box is 1234."
+    question = "What is the code of the red box?"
+    done = run("-m", tiny_gguf, "--temp", "0", "-st", "-sys", system, "-p", question)
+    assert done.stdout.endswith("The code of the red box is 1234.\n")
 
 
 def test_exit_in_a_pipe(tiny_gguf: Path) -> None:
@@ -124,7 +186,8 @@ def test_a_model_of_the_other_architecture(linear_gguf: Path) -> None:
     done = run("-m", linear_gguf, "-p", "Hello", "-st", "-n", "5", "--temp", "0")
     assert "thinking" not in done.stdout
     with Model(linear_gguf, n_threads=1) as model:
-        assert perf_of(done.stderr)[0] == len(xtml.encode(K2Chat().turn("Hello"), model.tokenizer))
+        message = K2Chat().render([{"role": "user", "content": "Hello"}])
+        assert perf_of(done.stderr)[0] == len(xtml.encode(message, model.tokenizer))
 
 
 def test_verbose_shows_the_librarys_messages(tiny_gguf: Path) -> None:
@@ -148,6 +211,9 @@ def test_verbose_shows_the_librarys_messages(tiny_gguf: Path) -> None:
         (["-m", "x", "-t", "0"], "-t: found 0, wanted at least 1"),
         (["-m", "x", "-s", "-5"], "-s: found -5, wanted -1 .. 2^64 - 1"),
         (["-m", "x", "--temp", "warm"], "invalid float value: 'warm'"),
+        (["-hf", "user/model"], "-hf: models are not downloaded; give the file with -m"),
+        (["-m", "x", "--n-gpu-layers", "9"], "--n-gpu-layers: the model runs on the CPU"),
+        (["-m", "x", "--tools", "no-such-file"], "--tools no-such-file: "),
     ],
 )
 def test_wrong_flags(args: list[str], error: str) -> None:
@@ -268,6 +334,24 @@ def test_a_chat_in_a_terminal(tiny_gguf: Path) -> None:
     screen.wait_for("The code of the red box is 1234.", "> ")
     screen.type("/exit\n")
     screen.wait_for("prompt eval time")
+    assert screen.finish() == 0
+
+
+def test_history_is_kept_for_the_next_chat(tiny_gguf: Path, tmp_path: Path) -> None:
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    screen = Screen("-m", tiny_gguf, *OPTIONS, **environment)
+    screen.wait_for("> ")
+    screen.type("What is 12 + 7?\n")
+    screen.wait_for("12 + 7 = 19.", "> ")
+    screen.type("/exit\n")
+    assert screen.finish() == 0
+    history = tmp_path / "llama-k3" / "history"
+    assert history.stat().st_mode & 0o077 == 0
+    screen = Screen("-m", tiny_gguf, *OPTIONS, **environment)
+    screen.wait_for("> ")
+    screen.type("\x1b[A\x1b[A\n")  # the line before /exit
+    screen.wait_for("12 + 7 = 19.", "> ")
+    screen.type("\x04")
     assert screen.finish() == 0
 
 

@@ -6,27 +6,32 @@ The answer goes to standard output, everything else (banner, progress, timings, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from .._lib import set_log_callback
 from ..context import Context
-from ..errors import ContextFullError, LlamaK3Error
+from ..errors import ArgumentError, ContextFullError, LlamaK3Error, StateError
 from ..model import Model, available_cpus
 from ..sampling import Sampler
+from ..server.refused import REFUSED
+from ..xtml import EFFORTS, Delta
+from .commands import Commands, is_command
 from .perf import perf_lines
-from .session import Session
-from .terminal import Terminal
+from .session import ChatSession, Generator, SessionOptions, TextSession, open_session
+from .terminal import PROMPT, Terminal
 
 _DESCRIPTION = (
     "Chat with a Kimi-K3 or Kimi-Linear model. -p or -f gives the first message; without -st the chat "
-    "then goes on, one message a line. In the chat, Ctrl-C stops an answer; Ctrl-C twice, Ctrl-D or /exit "
-    "leaves. A model without chat markers in its vocabulary continues the text instead."
+    "then goes on. In the chat, each line is a message, and one that ends in a backslash goes on with the "
+    "next; /help lists commands; Ctrl-C stops an answer; Ctrl-C twice, Ctrl-D or /exit leaves. A model "
+    "without chat markers in its vocabulary continues the text instead."
 )
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _WARNING = _LOG_LEVELS.index("warning")
@@ -38,6 +43,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n{self.format_usage()}")
 
 
+class _Refuse(argparse.Action):
+    """A flag of llama.cpp that has no meaning here; the metavar says why."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        parser.error(f"{option_string}: {self.metavar}")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The flags, under llama.cpp's names."""
     parser = _Parser("llama-cli", description=_DESCRIPTION, allow_abbrev=False)
@@ -46,6 +60,14 @@ def build_parser() -> argparse.ArgumentParser:
     text = parser.add_mutually_exclusive_group()
     text.add_argument("-p", "--prompt", metavar="TEXT", help="first message")
     text.add_argument("-f", "--file", metavar="FILE", type=Path, help="file with the first message")
+    add("-sys", "--system-prompt", metavar="TEXT", help="system message")
+    add(
+        "--tools",
+        metavar="FILE",
+        type=Path,
+        help="tools that the model may call: a JSON array in OpenAI's form",
+    )
+    add("--reasoning-effort", choices=EFFORTS, help="how much the model thinks (max)")
     add(
         "-n", "--n-predict", type=int, default=-1, metavar="N", help="most tokens of an answer (-1: no limit)"
     )
@@ -80,6 +102,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("-st", "--single-turn", action="store_true", help="leave after the answer to -p or -f")
     add("-v", "--verbose", action="store_true", help="show the library's messages")
     add("--version", action="version", version=f"llama-cli (llama-k3) {__version__}")
+    known = set(parser._option_string_actions)
+    for names, reason in REFUSED.items():
+        if not known & set(names):
+            add(*names, nargs="*", action=_Refuse, metavar=reason, dest="refused", help=argparse.SUPPRESS)
     return parser
 
 
@@ -103,6 +129,19 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"-s: found {args.seed}, wanted -1 .. 2^64 - 1")
 
 
+def _tools(parser: argparse.ArgumentParser, path: Path | None) -> list[dict[str, Any]] | None:
+    """The tools of a file; whether they can be declared shows when the first message is rendered."""
+    if path is None:
+        return None
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        parser.error(f"--tools {path}: {error}")
+    if not isinstance(tools, list):
+        parser.error(f"--tools {path}: found {type(tools).__name__}, wanted a JSON array of tools")
+    return tools
+
+
 def _log(level: int, text: str) -> None:
     print(
         f"[{_LOG_LEVELS[level] if 0 <= level < len(_LOG_LEVELS) else level}] {text.rstrip()}", file=sys.stderr
@@ -115,30 +154,65 @@ def _log_warnings(level: int, text: str) -> None:
         _log(level, text)
 
 
-def _converse(session: Session, terminal: Terminal, first: str | None, single_turn: bool) -> int:
-    """Answer `first`, then, unless this is a single turn, line after line. Returns the exit status."""
-    message = first
-    while True:
-        if message is None:
-            message = terminal.read_message()
+class _Conversation:
+    """Reads messages and commands, shows answers."""
+
+    def __init__(self, session: ChatSession | TextSession, terminal: Terminal, context: Context) -> None:
+        self._session = session
+        self._terminal = terminal
+        self._commands = (
+            Commands(session, context, terminal.note) if isinstance(session, ChatSession) else None
+        )
+
+    def answer_once(self, message: str) -> int:
+        """The answer to a message; the exit status."""
+        try:
+            return _INTERRUPTED if self._terminal.show_answer(self._session.ask(message)) else 0
+        except ContextFullError as error:
+            self._note_full(error)
+            return 1
+
+    def go_on(self, first: str | None) -> None:
+        """Answer `first`, then message after message until the user leaves."""
+        message = first
+        if message is not None:
+            self._terminal.show_message(message)
+        while True:
             if message is None:
-                return 0
-        elif not single_turn:
-            terminal.show_message(message)
-        if message.strip():
-            try:
-                stopped = terminal.show_answer(session.ask(message))
-            except ContextFullError as error:
-                terminal.note(f"context full: {error} (a larger -c makes room)")
-                if single_turn:
-                    return 1
-                stopped = False
-            if single_turn:
-                return _INTERRUPTED if stopped else 0
-        message = None
+                message = self._terminal.read_message(self._prompt())
+                if message is None or message.strip() == "/exit":
+                    return
+            self._take(message)
+            message = None
+
+    def _prompt(self) -> str:
+        call = self._session.open_call if isinstance(self._session, ChatSession) else None
+        return PROMPT if call is None else f"result of {call['function']['name']}{PROMPT}"
+
+    def _take(self, message: str) -> None:
+        try:
+            answer = self._answer_to(message)
+            if answer is not None:
+                self._terminal.show_answer(answer)
+        except ContextFullError as error:
+            self._note_full(error)
+        except (ArgumentError, StateError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            self._terminal.note(f"error: {error}")
+
+    def _answer_to(self, message: str) -> Iterator[Delta] | None:
+        if not message.strip():
+            return None
+        if self._commands is not None and is_command(message):
+            return self._commands.run(message)
+        return self._session.ask(message)
+
+    def _note_full(self, error: ContextFullError) -> None:
+        self._terminal.note(f"context full: {error} (a larger -c makes room)")
 
 
-def _run(args: argparse.Namespace, first: str | None) -> int:
+def _run(args: argparse.Namespace, first: str | None, options: SessionOptions) -> int:
     start = time.perf_counter()
     terminal = Terminal(sys.stdin, sys.stdout, sys.stderr)
     set_log_callback(_log if args.verbose else _log_warnings)
@@ -149,13 +223,18 @@ def _run(args: argparse.Namespace, first: str | None) -> int:
             model.context(n_ctx=n_ctx, progress=terminal.prompt_progress) as context,
             Sampler(args.temp, args.top_k, args.top_p, args.min_p, seed) as sampler,
         ):
-            tokenizer = model.tokenizer
-            session = Session(context, tokenizer, sampler, args.n_predict, args.ignore_eos)
+            generator = Generator(context, model.tokenizer, sampler, options)
+            template = model.metadata.get("tokenizer.chat_template")
+            session = open_session(generator, template if isinstance(template, str) else None, options)
+            conversation = _Conversation(session, terminal, context)
             loaded = time.perf_counter()
             if not args.single_turn:
-                terminal.banner(model, context, chat=session.is_chat)
+                terminal.banner(model, context, chat=isinstance(session, ChatSession))
             try:
-                return _converse(session, terminal, first, args.single_turn)
+                if args.single_turn:
+                    return conversation.answer_once(first or "")
+                conversation.go_on(first)
+                return 0
             finally:
                 _show_timings(context, start, loaded, args.verbose)
 
@@ -189,8 +268,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     _check(parser, args)
     first = _first_message(parser, args)
+    options = SessionOptions(
+        args.n_predict,
+        args.ignore_eos,
+        args.system_prompt,
+        _tools(parser, args.tools),
+        args.reasoning_effort,
+    )
     try:
-        return _run(args, first)
+        return _run(args, first, options)
     except LlamaK3Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

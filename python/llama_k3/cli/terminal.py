@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -14,9 +15,11 @@ from ..xtml import Delta
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _ERASE_LINE = "\r\x1b[K"
-_PROMPT = "> "
+PROMPT = "> "
 # Prompts shorter than this are read without a word.
 _SHOWN_PROMPT = 1024
+# Lines of history that are kept.
+_HISTORY = 1000
 
 
 class Terminal:
@@ -32,8 +35,7 @@ class Terminal:
         self._colour = stdout.isatty() and not os.environ.get("NO_COLOR")
         self._progress = stderr.isatty()
         if self._typing:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - gives input() line editing and history
+            _use_history()
 
     def banner(self, model: Model, context: Context, chat: bool) -> None:
         info, memory = model.info, context.memory()
@@ -43,7 +45,9 @@ class Terminal:
             f"{(memory.total - memory.weights) / 2**20:,.1f} MiB; {model.n_threads} threads"
         )
         mode = "Chat" if chat else "No chat markers in the vocabulary: a message is a text to continue"
-        self.note(f"{mode}. Ctrl-C stops an answer, /exit or Ctrl-D leaves.")
+        self.note(
+            f"{mode}. Ctrl-C stops an answer, /exit or Ctrl-D leaves{', /help lists more' if chat else ''}."
+        )
 
     def note(self, text: str) -> None:
         print(text, file=self._stderr, flush=True)
@@ -62,28 +66,41 @@ class Terminal:
 
     def show_message(self, text: str) -> None:
         """A message that was not typed."""
-        self._write(f"{_PROMPT}{text}\n")
+        self._write(f"{PROMPT}{text}\n")
 
-    def read_message(self) -> str | None:
-        """The next line; None at its end, at /exit, or at two Ctrl-C in a row."""
+    def read_message(self, prompt: str = PROMPT) -> str | None:
+        """The next message; None at the end of the input, or at two Ctrl-C in a row.
+
+        A line that ends in a backslash goes on with the next one.
+        """
+        lines: list[str] = []
         interrupted = False
         while True:
             try:
-                line = input(_PROMPT) if self._typing else self._stdin.readline()
-            except EOFError:
-                self._write("\n")
-                return None
+                line = self._read_line("" if lines else prompt)
             except KeyboardInterrupt:
                 self._write("\n")
                 if interrupted:
                     return None
-                interrupted = True
+                interrupted, lines = True, []
                 self.note("(Ctrl-C again, Ctrl-D or /exit leaves)")
                 continue
-            if not self._typing and not line:
-                return None
-            text = line.removesuffix("\n")
-            return None if text.strip() == "/exit" else text
+            if line is None:
+                return "\n".join(lines) if lines else None
+            if not line.endswith("\\"):
+                return "\n".join([*lines, line])
+            lines.append(line[:-1])
+
+    def _read_line(self, prompt: str) -> str | None:
+        """A line without its end; None at the end of the input."""
+        if not self._typing:
+            line = self._stdin.readline()
+            return line.removesuffix("\n") if line else None
+        try:
+            return input(prompt)
+        except EOFError:
+            self._write("\n")
+            return None
 
     def show_answer(self, deltas: Iterator[Delta]) -> bool:
         """Write the answer as it comes. True when Ctrl-C stopped it."""
@@ -121,3 +138,26 @@ class Terminal:
     def _write(self, text: str) -> None:
         self._stdout.write(text)
         self._stdout.flush()
+
+
+def _use_history() -> None:
+    """Line editing, with the history of earlier chats: a file that only the user may read."""
+    try:
+        import readline
+    except ImportError:
+        return
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = os.path.join(state, "llama-k3", "history")
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_HISTORY)
+    atexit.register(_keep_history, path)
+
+
+def _keep_history(path: str) -> None:
+    import readline
+
+    with contextlib.suppress(OSError):  # a history that cannot be kept is no reason to complain
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        readline.write_history_file(path)
