@@ -13,7 +13,7 @@ from ..state import ServerState
 
 @dataclass(frozen=True)
 class StartedTexts:
-    """`runs`: n for each prompt. `options`: of the first of each n. `prompts`: the text of each run's prompt."""
+    """`runs`: n for each prompt. `options`: of the first of each n. `prompts`: text of each run's prompt."""
 
     runs: list[Run]
     options: AnswerOptions
