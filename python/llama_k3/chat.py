@@ -41,9 +41,6 @@ class AnswerReader(Protocol):
     def close(self) -> Message:
         """The whole answer: what all deltas, those of `flush` included, add up to."""
 
-    def finish(self) -> list[Segment]:
-        """What ends the answer in proper form where it stopped before its own end."""
-
     def close_thinking(self, tokenizer: Tokenizer) -> list[int]:
         """Tokens that close the think channel from here and open the response; none outside of it."""
 
@@ -72,12 +69,6 @@ class ChatFormat(Protocol):
     def reader(self, tokenizer: Tokenizer, opened: Opened | None) -> AnswerReader:
         """For one answer."""
 
-    def first(self) -> list[Segment]:
-        """What comes before the first message."""
-
-    def turn(self, text: str) -> list[Segment]:
-        """A user's message and the opening of the answer."""
-
 
 class _Parser(Protocol):
     """The part of a reader that knows the format."""
@@ -87,7 +78,6 @@ class _Parser(Protocol):
     def feed(self, piece: Segment) -> list[Delta]: ...
     def flush(self) -> list[Delta]: ...
     def close(self) -> Message: ...
-    def closing(self) -> list[Segment]: ...
     def close_thinking(self) -> list[Segment]: ...
 
 
@@ -115,9 +105,6 @@ class TokenReader:
     def close(self) -> Message:
         self.flush()
         return self._parser.close()
-
-    def finish(self) -> list[Segment]:
-        return self._parser.closing()
 
     def close_thinking(self, tokenizer: Tokenizer) -> list[int]:
         return xtml.encode(self._parser.close_thinking(), tokenizer)
@@ -152,15 +139,9 @@ class K3Chat:
     def reader(self, tokenizer: Tokenizer, opened: Opened | None) -> AnswerReader:
         return TokenReader(tokenizer, xtml.StreamParser(opened))
 
-    def first(self) -> list[Segment]:
-        return xtml.preamble()
-
-    def turn(self, text: str) -> list[Segment]:
-        return xtml.user_message(text) + xtml.generation_prompt()
-
 
 class K2Chat:
-    """Kimi-K2's turns. The model does not think, and has no words for a tool choice or a response format.
+    """Kimi-K2's turns. The format has no thinking, and no words for a tool choice or a response format.
 
     With the tool choice `none` the tools are not declared.
     """
@@ -168,7 +149,7 @@ class K2Chat:
     supports_thinking = False
 
     def __init__(self, template: ChatTemplate | None = None) -> None:
-        """`template`: writes the prompt in place of the built-in form."""
+        """`template`: writes the prompt in place of the built-in form, not for tools it has no words for."""
         self._template = template
 
     def render(
@@ -188,7 +169,8 @@ class K2Chat:
         if read_tool_choice(tool_choice, tool_names(declared, read)) == "none":
             declared = ()
         read_response_format(response_format)
-        if self._template is None:
+        has_tools = declared or any(message.tools or message.calls for message in read)
+        if self._template is None or (has_tools and not self._template.knows_tools):
             return k2.render(read, declared)
         return self._template.render(template_messages(read), declared)
 
@@ -197,12 +179,6 @@ class K2Chat:
 
     def reader(self, tokenizer: Tokenizer, opened: Opened | None) -> AnswerReader:
         return TokenReader(tokenizer, k2.StreamParser())
-
-    def first(self) -> list[Segment]:
-        return []
-
-    def turn(self, text: str) -> list[Segment]:
-        return k2.render([ChatMessage("user", (text,))])
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -234,8 +210,8 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def chat_format(tokenizer: Tokenizer, template: str | None = None) -> ChatFormat | None:
     """The format of the vocabulary's markers; None where it has none of either kind.
 
-    `template`: the file's tokenizer.chat_template. Kimi-K3's is not used: a template cannot keep text and
-    control tokens of tool arguments apart. ArgumentError: it is no template.
+    `template`: the file's tokenizer.chat_template. Kimi-K3's is not used: it cannot keep the bytes of tool
+    arguments, as xtml does. ArgumentError: it is no template.
     """
     if all(marker in tokenizer.special_ids for marker in xtml.MARKERS):
         return K3Chat()

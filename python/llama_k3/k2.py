@@ -149,17 +149,6 @@ class StreamParser:
         self.flush()
         return self._answer.whole()
 
-    def closing(self) -> list[Segment]:
-        """What ends the answer in proper form from where it stands."""
-        if self._ended:
-            return []
-        markers = [
-            *([CALL_END] if self._part else []),
-            *([SECTION_END] if self._section or self._part else []),
-            END,
-        ]
-        return [control(marker) for marker in markers]
-
     def close_thinking(self) -> list[Segment]:
         """Nothing: there is no thinking."""
         return []

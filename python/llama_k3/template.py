@@ -414,6 +414,8 @@ class ChatTemplate:
         """`control_tokens`: names of the vocabulary's. ArgumentError: the source is no template for it."""
         if len(source) > _MAX_SOURCE:
             raise _limit(f"{len(source)} characters, wanted at most {_MAX_SOURCE}")
+        self.knows_tools = "tools" in source and "tool_calls" in source
+        """Whether it can declare tools and write calls; many templates have no words for them."""
         self._names = sorted(control_tokens, key=len, reverse=True)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._name = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from llama_k3.chat import K2Chat, K3Chat, chat_format
-from llama_k3.cli.session import Session
+from llama_k3.cli.session import ChatSession, Generator, SessionOptions, TextSession, open_session
 from llama_k3.errors import ModelVocabularyError
 from llama_k3.generate import generate_tokens
 from llama_k3.xtml import Delta, Segment, ToolCall, encode, text_of
@@ -57,7 +57,7 @@ def test_what_a_model_opens_and_whether_it_thinks() -> None:
 
 def test_turns_of_kimi_linear(tokenizer: Tokenizer) -> None:
     other = renamed(tokenizer, K2_NAMES)
-    ids = encode(K2Chat().first() + K2Chat().turn("Hi <|im_end|>"), other)
+    ids = encode(K2Chat().render([{"role": "user", "content": "Hi <|im_end|>"}]), other)
     assert other.decode(ids) == (
         "<|im_user|>user<|im_middle|>Hi <|im_end|><|im_end|><|im_assistant|>assistant<|im_middle|>"
     )
@@ -137,16 +137,6 @@ def test_broken_answers_of_kimi_linear(output: str, content: str, calls: list[tu
         assert [(call.name, call.arguments) for call in message.tool_calls] == calls
 
 
-def test_kimi_linear_answers_are_ended_in_proper_form() -> None:
-    parser = k2.StreamParser()
-    assert text_of(parser.closing()) == "<|im_end|>"
-    parser.feed("<|tool_calls_section_begin|><|tool_call_begin|>f")
-    assert parser.channel == "tools"
-    assert text_of(parser.closing()) == "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
-    parser.feed("<|im_end|>")
-    assert parser.closing() == []
-
-
 @pytest.mark.parametrize(("chat", "names"), [(K3Chat(), None), (K2Chat(), K2_NAMES)])
 def test_incomplete_characters_are_held_back(
     tokenizer: Tokenizer, chat: K3Chat | K2Chat, names: list[str] | None
@@ -173,6 +163,12 @@ def test_characters_that_never_become_whole(tokenizer: Tokenizer) -> None:
     reader.feed(first)
     assert reader.flush() == [Delta("content", "\ufffd")]
     assert (reader.close().reasoning, reader.close().content) == ("\ufffd", "\ufffd")
+
+
+def test_control_tokens_are_decoded_byte_by_byte(tokenizer: Tokenizer) -> None:
+    """No spaces around them, which would hide the calls."""
+    text = '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+    assert tokenizer.decode(tokenizer.encode(text, special=True)) == text
 
 
 def test_every_id_can_be_read(tokenizer: Tokenizer) -> None:
@@ -257,9 +253,11 @@ def answer(
     return reader.close()
 
 
-def test_a_broken_off_answer_is_ended_in_proper_form(model: Model, tokenizer: Tokenizer) -> None:
+def test_a_broken_off_answer_stays_as_far_as_it_came(model: Model, tokenizer: Tokenizer) -> None:
+    """Sent back, it is a whole message, so that the dialogue can go on."""
+    options = SessionOptions()
     with model.context(n_ctx=512) as context, Sampler(temperature=0, seed=1) as sampler:
-        session = Session(context, tokenizer, sampler, n_predict=-1, ignore_eos=False)
+        session = ChatSession(Generator(context, tokenizer, sampler, options), K3Chat(), options)
         reply = session.ask("What is 12 + 7?")
         while next(reply).text != "7":
             pass
@@ -270,15 +268,17 @@ def test_a_broken_off_answer_is_ended_in_proper_form(model: Model, tokenizer: To
     first_answer = dialogue.split('role="assistant"<|sep|>')[1]
     assert first_answer.startswith("<|open|>think<|sep|>")
     assert (
-        '<|close|>think<|sep|><|close|>message<|sep|><|end_of_msg|><|open|>message role="user"'
-        in first_answer
-    )
+        "<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|><|close|>message<|sep|>"
+        '<|end_of_msg|><|open|>message role="user"'
+    ) in first_answer
 
 
 def test_a_vocabulary_without_markers_continues_the_text(model: Model, tokenizer: Tokenizer) -> None:
+    options = SessionOptions(n_predict=4)
     with model.context(n_ctx=64) as context, Sampler(temperature=0, seed=1) as sampler:
-        session = Session(context, renamed(tokenizer, []), sampler, n_predict=4, ignore_eos=False)
-        assert not session.is_chat
+        plain = renamed(tokenizer, [])
+        session = open_session(Generator(context, plain, sampler, options), None, options)
+        assert isinstance(session, TextSession)
         shown = list(session.ask("The code of"))
         assert {delta.kind for delta in shown} == {"content"}
         assert context.position() == len(tokenizer.encode("The code of")) + 3

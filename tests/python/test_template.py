@@ -70,6 +70,17 @@ def test_a_template_writes_what_the_built_in_form_writes() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "source", ["{{ messages[-1].content }}", "{{ tools|tojson }}{{ messages[-1].content }}"]
+)
+def test_a_template_without_words_for_tools_does_not_hide_them(source: str) -> None:
+    """The built-in form takes over where there are tools, so that calls do not come as text."""
+    chat = K2Chat(ChatTemplate(source, NAMES))
+    assert text_of(chat.render([{"role": "user", "content": "hi"}])).removeprefix("null") == "hi"
+    assert chat.render(DIALOGUE[:2], [WEATHER]) == K2Chat().render(DIALOGUE[:2], [WEATHER])
+    assert chat.render(DIALOGUE) == K2Chat().render(DIALOGUE)
+
+
 def test_the_template_of_a_file_is_used(linear_gguf: Any) -> None:
     with Model(linear_gguf) as model:
         chat = chat_format(model.tokenizer, "<|im_user|>{{ messages[0].content }}<|im_end|>")

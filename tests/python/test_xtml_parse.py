@@ -200,29 +200,6 @@ def test_deep_nesting_is_no_recursion(nested: str) -> None:
 @pytest.mark.parametrize(
     ("output", "closers"),
     [
-        ("thinking", "<|close|>think<|sep|><|close|>message<|sep|><|end_of_msg|>"),
-        ("t<|close|>think<|sep|>", "<|close|>message<|sep|><|end_of_msg|>"),
-        ("t<|close|>think<|sep|><|close|>message<|sep|>", "<|end_of_msg|>"),
-        ("t<|close|>think", "<|sep|><|close|>message<|sep|><|end_of_msg|>"),
-        ("t<|open|>response", "<|sep|><|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"),
-        ("t<|end_of_msg|>", ""),
-        (
-            '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>json<|sep|>{',
-            "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>",
-        ),
-    ],
-)
-def test_closing_ends_a_stopped_answer(output: str, closers: str) -> None:
-    parser = StreamParser("think")
-    parser.feed(output)
-    assert text_of(parser.closing()) == closers
-    parser.close()
-    assert text_of(parser.closing()) == closers
-
-
-@pytest.mark.parametrize(
-    ("output", "closers"),
-    [
         ("a", "<|close|>think<|sep|><|open|>response<|sep|>"),
         ("a<|close|>", "think<|sep|><|open|>response<|sep|>"),
         ("a<|close|>th", "ink<|sep|><|open|>response<|sep|>"),

@@ -17,7 +17,6 @@ Rules for output that is not well formed:
 
 from __future__ import annotations
 
-import copy
 import re
 
 from .arguments import ArgumentWriter
@@ -59,7 +58,6 @@ class StreamParser:
         self._ended = False
         self._flushed = False
         # What is open, from the outside to the inside.
-        self._message = True
         self._channel: str | None = opened
         self._call: ArgumentWriter | None = None
         self._argument = ""
@@ -97,21 +95,6 @@ class StreamParser:
         self.flush()
         return self._answer.whole()
 
-    def closing(self) -> list[Segment]:
-        """What ends the message in proper form from where it stands: for an answer that was stopped."""
-        if self._ended:
-            return []
-        rest = copy.deepcopy(self)
-        rest._end_header()
-        open_tags = [
-            *(["message"] if rest._message else []),
-            *([rest._channel] if rest._channel else []),
-            *(["call"] if rest._call else []),
-            *([rest._argument] if rest._argument else []),
-        ]
-        closers = [segment for tag in reversed(open_tags) for segment in close_tag(tag)]
-        return [*([control(SEP)] if self._marker else []), *closers, control(END_OF_MESSAGE)]
-
     def close_thinking(self) -> list[Segment]:
         """What closes the think channel from where it stands and opens the response; nothing elsewhere."""
         if self._channel != "think" or self._ended:
@@ -148,7 +131,7 @@ class StreamParser:
             return []
         deltas = self._end_header()
         if marker == END_OF_MESSAGE:
-            deltas += self._end_message()
+            deltas += self._end_channel()
             self._ended = True
         elif marker != SEP:
             self._marker = marker
@@ -166,7 +149,6 @@ class StreamParser:
     def _opener(self, name: str, attributes: dict[str, str]) -> list[Delta]:
         if name in ("message", *_CHANNELS):
             deltas = self._end_channel()
-            self._message = self._message or name == "message"
             self._channel = None if name == "message" else name
             return deltas
         if name == "call":
@@ -183,9 +165,7 @@ class StreamParser:
         return self._answer.arguments(self._call.begin(attributes.get("key", ""), attributes.get("type", "")))
 
     def _closer(self, name: str) -> list[Delta]:
-        if name == "message":
-            return self._end_message()
-        if name == self._channel:
+        if name in ("message", self._channel):
             return self._end_channel()
         if name == "call":
             return self._end_call()
@@ -193,10 +173,6 @@ class StreamParser:
             return []
         self._argument = ""
         return self._answer.arguments(self._call.end())
-
-    def _end_message(self) -> list[Delta]:
-        self._message = False
-        return self._end_channel()
 
     def _end_channel(self) -> list[Delta]:
         self._channel = None
