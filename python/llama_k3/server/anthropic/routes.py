@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from ..bodies import api_router
 from ..errors import FORMS, ApiError
-from ..routes.common import ERRORS, json_response
+from ..routes.common import ERRORS, STREAMED, json_response
 from ..service import Run
 from ..sse import EventStream, event, whole_answers
 from ..state import State
@@ -48,7 +48,7 @@ FORMS[PATH] = error_body
 _ERRORS = {status: {**description, "model": ErrorBody} for status, description in ERRORS.items()}
 
 
-@router.post(PATH, responses=_ERRORS, summary="Answer a chat (Anthropic)")
+@router.post(PATH, responses={**_ERRORS, **STREAMED}, summary="Answer a chat (Anthropic)")
 async def create_message(body: MessagesRequest, request: Request, state: State) -> Response:
     """Whole, or as server-sent events that end with message_stop."""
     service = state.service

@@ -6,31 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from ..limits import INT32_MAX, MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_TOOLS
+from ..schemas.nullable import NullableForm
 
 MAX_NAME = 128
 """Characters of a tool's name, as at Anthropic."""
 
 
-class _Form(BaseModel):
-    """Fields that are null count as missing."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
-
-
-class TextBlock(_Form):
+class TextBlock(NullableForm):
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(_Form):
+class ThinkingBlock(NullableForm):
     """Reasoning of an earlier answer. `signature`: see opaque.py; another server's is accepted."""
 
     type: Literal["thinking"]
@@ -38,14 +28,14 @@ class ThinkingBlock(_Form):
     signature: str = ""
 
 
-class RedactedThinkingBlock(_Form):
+class RedactedThinkingBlock(NullableForm):
     """Reasoning that another server has hidden; nothing of it can be used."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
 
 
-class ToolUseBlock(_Form):
+class ToolUseBlock(NullableForm):
     type: Literal["tool_use"]
     id: str
     name: Annotated[str, Field(min_length=1)]
@@ -62,7 +52,7 @@ TextBlocks = Annotated[
 ]
 
 
-class ToolResultBlock(_Form):
+class ToolResultBlock(NullableForm):
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextBlocks = []
@@ -76,7 +66,7 @@ Block = Annotated[
 Blocks = Annotated[list[Block], BeforeValidator(_as_blocks, json_schema_input_type=str | list[Block])]
 
 
-class Message(_Form):
+class Message(NullableForm):
     role: Literal["user", "assistant", "system"]
     content: Blocks
 
@@ -84,7 +74,7 @@ class Message(_Form):
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
-class Tool(_Form):
+class Tool(NullableForm):
     """A tool that the client runs. Anthropic's own tools have other types."""
 
     type: Literal["custom"] | None = None
@@ -93,13 +83,13 @@ class Tool(_Form):
     input_schema: dict[str, Any]
 
 
-class ToolChoice(_Form):
+class ToolChoice(NullableForm):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(_Form):
+class Thinking(NullableForm):
     """`enabled` and `adaptive` are the same but for the budget. `display` omitted: the text of the reasoning
     is not shown, the signature holds it."""
 
@@ -108,17 +98,17 @@ class Thinking(_Form):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(_Form):
+class OutputFormat(NullableForm):
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(_Form):
+class OutputConfig(NullableForm):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class PromptRequest(_Form):
+class PromptRequest(NullableForm):
     """What decides the prompt: the body of count_tokens. `model`: the one that is loaded answers."""
 
     model: str | None = None

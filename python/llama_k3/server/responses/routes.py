@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from ..bodies import api_router
 from ..errors import ApiError
-from ..routes.common import ERRORS, json_response, now
+from ..routes.common import ERRORS, STREAMED, json_response, now
 from ..service import Run
 from ..sse import EventStream, event, whole_answers
 from ..state import State
@@ -20,7 +20,7 @@ from .stream import Json, ResponseStream
 router = api_router()
 
 
-@router.post("/v1/responses", responses=ERRORS, summary="Answer a chat (Responses)")
+@router.post("/v1/responses", responses={**ERRORS, **STREAMED}, summary="Answer a chat (Responses)")
 async def create_response(body: ResponsesRequest, request: Request, state: State) -> Response:
     """Whole, or as server-sent events that end with response.completed, .incomplete or .failed."""
     service = state.service

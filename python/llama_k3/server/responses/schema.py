@@ -5,34 +5,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from ..limits import INT32_MAX, MAX_MESSAGES, MAX_TOOLS
+from ..schemas.nullable import NullableForm
 
 MAX_NAME = 64
 """Characters of a function's name, as at OpenAI."""
 MAX_METADATA = 16
 
 
-class _Form(BaseModel):
-    """Fields that are null count as missing."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
-
-
-class TextPart(_Form):
+class TextPart(NullableForm):
     """Text of the user (input_text), the assistant (output_text), or either (text)."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class RefusalPart(_Form):
+class RefusalPart(NullableForm):
     type: Literal["refusal"]
     refusal: str
 
@@ -46,31 +36,31 @@ Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[Part])]
 
 
-class MessageItem(_Form):
+class MessageItem(NullableForm):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
 
 
-class FunctionCallItem(_Form):
+class FunctionCallItem(NullableForm):
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Field(min_length=1)]
     arguments: str
 
 
-class FunctionOutputItem(_Form):
+class FunctionOutputItem(NullableForm):
     type: Literal["function_call_output"]
     call_id: str
     output: Parts
 
 
-class ReasoningText(_Form):
+class ReasoningText(NullableForm):
     type: Literal["reasoning_text", "text"]
     text: str
 
 
-class ReasoningItem(_Form):
+class ReasoningItem(NullableForm):
     """`encrypted_content`: see opaque.py; another server's is accepted and not used."""
 
     type: Literal["reasoning"]
@@ -101,7 +91,7 @@ Items = Annotated[
 ]
 
 
-class FunctionTool(_Form):
+class FunctionTool(NullableForm):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     description: str | None = None
@@ -109,12 +99,12 @@ class FunctionTool(_Form):
     strict: bool | None = None
 
 
-class NamedFunction(_Form):
+class NamedFunction(NullableForm):
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(_Form):
+class AllowedTools(NullableForm):
     """Some of the tools: the others are not shown to the model."""
 
     type: Literal["allowed_tools"]
@@ -127,15 +117,15 @@ ToolChoice = (
 )
 
 
-class PlainFormat(_Form):
+class PlainFormat(NullableForm):
     type: Literal["text"]
 
 
-class ObjectFormat(_Form):
+class ObjectFormat(NullableForm):
     type: Literal["json_object"]
 
 
-class SchemaFormat(_Form):
+class SchemaFormat(NullableForm):
     type: Literal["json_schema"]
     name: str
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -143,19 +133,19 @@ class SchemaFormat(_Form):
     strict: bool | None = None
 
 
-class TextConfig(_Form):
+class TextConfig(NullableForm):
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(_Form):
+class Reasoning(NullableForm):
     """`summary`: accepted; the reasoning itself is given, in place of a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(_Form):
+class ResponsesRequest(NullableForm):
     """`model`: the one that is loaded answers."""
 
     model: str | None = None
