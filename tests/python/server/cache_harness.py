@@ -78,7 +78,11 @@ class Harness:
         if placement.pending is not None:
             placement.pending.exception()
             placement = self.cache.finish(placement)
+        self.check_budget()
         return placement
+
+    def check_budget(self) -> None:
+        assert self.cache.stats().ram_bytes <= self.cache_ram
 
     def read(self, placement: Placement, prompt: Sequence[int], upto: int | None = None) -> Any:
         """Read the prompt (up to a position), and check the logits behind it against a run from the start."""
@@ -92,6 +96,7 @@ class Harness:
             position = stop
             if position < len(prompt):
                 self.cache.checkpoint(slot)
+                self.check_budget()
         if logits is not None:
             self.fresh.clear()
             assert np.array_equal(logits, self.fresh.decode(prompt[:position]))

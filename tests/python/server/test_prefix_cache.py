@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llama_k3.server.engine.parked import common_prefix, newest_point
+from llama_k3.server.engine.parked import Stored, common_prefix, newest_point
 from llama_k3.server.engine.prefix_cache import Placement, plan_stops
 
 from llama_k3 import ArgumentError, Model, Snapshot
@@ -127,6 +127,15 @@ def test_edit_in_the_middle_keeps_the_old_branch(make: Callable[..., Harness]) -
         assert harness.run(TEXT[:100], [20, 40, 90]).n_cached == 99
         assert harness.run(edited, [20, 40, 80]).n_cached == 84
         assert harness.run(TEXT[:90], [20, 40]).n_cached == 88  # EVERY behind 40
+
+
+def test_a_parked_branch_has_the_snapshot_right_behind_the_fork(make: Callable[..., Harness]) -> None:
+    harness = make(n_slots=1)
+    for length, cached in ((41, 0), (42, 41), (80, 42)):
+        assert harness.run(TEXT[:length], [length - 5], answer=0).n_cached == cached
+    assert [point.position for point in harness.context.checkpoints(0)] == [36, 40, 41, 75, 79]
+    assert harness.run([*TEXT[:40], *OTHER[:20]]).n_cached == 40
+    assert harness.run([*TEXT[:41], *OTHER[:20]]).n_cached == 41
 
 
 def test_a_short_request_does_not_destroy_a_conversation(make: Callable[..., Harness]) -> None:
@@ -406,6 +415,23 @@ def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
     while wanted < min(len(a), len(b)) and a[wanted] == b[wanted]:
         wanted += 1
     assert common_prefix(np.array(a, np.int32), np.array(b, np.int32)) == wanted
+
+
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=12),
+    st.lists(st.integers(0, 1), min_size=1, max_size=12),
+    st.sets(st.integers(1, 12)),
+    st.integers(0, 12),
+)
+def test_usable_point_of_a_stored_sequence(
+    tokens: list[int], prompt: list[int], points: set[int], more_than: int
+) -> None:
+    """As its definition says, of few different tokens."""
+    kept = sorted({point for point in points if point < len(tokens)} | {len(tokens)})
+    found = [point for point in kept if more_than < point < len(prompt) and prompt[:point] == tokens[:point]]
+    entry = Stored(np.array(tokens, np.int32), tuple(kept), 0, 0)
+    more_than = min(more_than, len(prompt) - 1)
+    assert entry.usable(np.array(prompt, np.int32), more_than) == max(found, default=0)
 
 
 def reachable(harness: Harness, prompt: list[int]) -> int:
