@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -48,8 +49,11 @@ class Gate:
             await event.wait()
 
 
+@dataclass(frozen=True)
 class Drop:
-    """The connection breaks here."""
+    """The connection breaks here; `clean`: as if the answer were whole, as a proxy may do it."""
+
+    clean: bool = False
 
 
 Chunk = dict[str, Any]
@@ -177,6 +181,8 @@ class FakeServer:
                 if isinstance(step, Gate):
                     await step.wait()
                 elif isinstance(step, Drop):
+                    if step.clean:
+                        return
                     raise ConnectionError
                 else:
                     yield f"data: {json.dumps(step)}\n\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from .fake import Drop, FakeServer, Gate, call, delta, end, error, progress
@@ -180,13 +181,13 @@ def test_the_oldest_conversations_make_room(page: Page, fake: FakeServer) -> Non
       const old = Object.keys(localStorage).filter((name) => name !== "test");
       old.forEach((name) => localStorage.removeItem(name));
       for (let index = 0; index < count; index += 1) {
-        const messages = [{ role: "user", content: "x".repeat(size) }];
+        const messages = [{ role: "assistant", content: "", reasoning: "x".repeat(size) }];
         localStorage.setItem(`llama-k3.conversation.${index}`,
           JSON.stringify({ id: String(index), title: `Old ${index}`, updated: index, messages }));
       }
     }"""
     for count, size, left in ((200, 10, 200), (4, 1_200_000, 4)):
-        fake.says(delta(content="y" * 700_000 if size > 10 else "New"), end())
+        fake.says(delta(content="New", reasoning_content="y" * (size // 2)), end())
         page.evaluate(put, [count, size])
         page.reload()
         page.get_by_role("button", name="New conversation").click()
@@ -374,9 +375,10 @@ def test_errors_are_told_in_words(page: Page, fake: FakeServer) -> None:
     expect(trouble).to_be_hidden()
 
 
-def test_a_lost_connection_keeps_what_came(page: Page, fake: FakeServer) -> None:
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_lost_connection_keeps_what_came(page: Page, fake: FakeServer, clean: bool) -> None:
     gate = Gate()
-    fake.says(delta(reasoning_content="Hm."), delta(content="Half"), gate, Drop())
+    fake.says(delta(reasoning_content="Hm."), delta(content="Half"), gate, Drop(clean))
     fake.says(delta(content="Whole"), end())
     send(page, "Hello")
     shown = page.locator(".answer")
