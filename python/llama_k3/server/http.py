@@ -23,6 +23,9 @@ KEEP_ALIVE_S = 65
 HEAD_SECONDS = 60.0
 """Time for them, from the start of the connection."""
 
+SHUTDOWN_S = 3
+"""Time that clients have, once the server ends, to read what was already answered."""
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
@@ -70,6 +73,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             super().on_message_complete()
 
+    def shutdown(self) -> None:
+        """A request whose body is still to come is not waited for."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self._refuse(ApiError(503, "The server is shutting down"))
+        else:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """Called for what is no HTTP."""
         self._refuse(ApiError(400, msg))
@@ -105,6 +115,7 @@ def server_config(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
         ssl_keyfile=key_file,
         ssl_certfile=cert_file,
     )
