@@ -93,6 +93,9 @@ class GrammarCompiler:
         if not isinstance(text, str) or len(text) > MAX_GBNF:
             found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
             raise GrammarError(f"grammar: found {found}, wanted a text of at most {MAX_GBNF} characters")
+        lone = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
+        if lone is not None:
+            raise GrammarError(f"grammar: found the lone surrogate U+{ord(lone):04X}, wanted Unicode text")
         key = _key({"gbnf": text})
         known = self._known(key)
         if known is not None:
