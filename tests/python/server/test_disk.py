@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,7 @@ def test_a_request_that_leaves_while_its_file_is_read(model: Model, folder: Path
         before = harness.cache.stats().ram_bytes, harness.context.tokens(0)
         placement = harness.cache.place(TEXT[:60], [], [0], [])
         assert placement.pending is not None and placement.n_cached == 59
+        assert harness.cache.stats().ram_bytes > before[0] + harness.checkpoint_bytes
         placement.pending.exception()
         harness.cache.abandon(placement)
         assert (harness.cache.stats().ram_bytes, harness.context.tokens(0)) == before
@@ -245,6 +247,24 @@ def test_a_slot_that_waits_can_be_copied_from(model: Model, folder: Path) -> Non
         assert harness.cache.finish(waiting).n_cached == 59
         assert harness.context.tokens(0) == TEXT[:59]
         assert harness.context.tokens(1) == OTHER[:29]
+
+
+def test_what_is_dropped_while_it_is_written(model: Model, folder: Path) -> None:
+    """The writer is held up; memory counts what it holds until it is done with it."""
+    with Harness(model, n_slots=1, folder=folder, cache_ram=600_000) as harness:
+        go_on = threading.Event()
+        disk_of(harness)._writer.submit(go_on.wait)
+        harness.run(PROMPTS[0])
+        harness.run(PROMPTS[1])
+        writing = disk_of(harness).writing
+        assert writing is not None and writing.tokens[0] == 0
+        harness.cache._store.drop(lambda tokens: tokens[0] == 0)
+        assert harness.cache.stats().ram_bytes >= writing.size
+        go_on.set()
+        disk_of(harness).collect(wait=True)
+        assert harness.run(PROMPTS[0]).n_cached == 0
+        disk_of(harness).collect(wait=True)
+        assert harness.run(PROMPTS[1]).n_cached == 19
 
 
 def test_what_is_dropped_from_the_cache_is_dropped_on_disk(model: Model, folder: Path) -> None:

@@ -419,14 +419,18 @@ def test_common_prefix(a: list[int], b: list[int], shared: int) -> None:
 
 @given(
     st.lists(st.integers(0, 1), min_size=1, max_size=12),
-    st.lists(st.integers(0, 1), min_size=1, max_size=12),
+    st.lists(st.integers(0, 1), min_size=1, max_size=3),
+    st.integers(0, 12),
     st.sets(st.integers(1, 12)),
     st.integers(0, 12),
 )
+@settings(max_examples=500)
 def test_usable_point_of_a_stored_sequence(
-    tokens: list[int], prompt: list[int], points: set[int], more_than: int
+    tokens: list[int], more: list[int], changed: int, points: set[int], more_than: int
 ) -> None:
-    """As its definition says, of few different tokens."""
+    """As its definition says; the prompt differs in one token, and may agree behind it."""
+    prompt = [*tokens, *more]
+    prompt[changed % len(prompt)] ^= 1
     kept = sorted({point for point in points if point < len(tokens)} | {len(tokens)})
     found = [point for point in kept if more_than < point < len(prompt) and prompt[:point] == tokens[:point]]
     entry = Stored(np.array(tokens, np.int32), tuple(kept), 0, 0)
