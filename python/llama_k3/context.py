@@ -284,7 +284,9 @@ class Context(Handle):
         copied = ffi.new("int64_t *")
         with self._borrow() as pointer:
             out = np.empty(lib.llama_k3_seq_position(pointer, self._seq(seq)), np.int32)
-            call(lib.llama_k3_seq_tokens, pointer, seq, 0, ffi.from_buffer("int32_t[]", out), out.size, copied)
+            call(
+                lib.llama_k3_seq_tokens, pointer, seq, 0, ffi.from_buffer("int32_t[]", out), out.size, copied
+            )
         return out
 
     def checkpoint(self, seq: int = 0) -> None:
@@ -343,7 +345,9 @@ class Context(Handle):
         present position is made one.
         """
         out = ffi.new("llama_k3_snapshot **")
-        first = -1 if checkpoints_from is None else integer("checkpoints_from", checkpoints_from, 0, 2**63 - 1)
+        first = (
+            -1 if checkpoints_from is None else integer("checkpoints_from", checkpoints_from, 0, 2**63 - 1)
+        )
         with self._borrow() as pointer:
             call(lib.llama_k3_seq_snapshot, pointer, self._seq(seq), first, out)
         return Snapshot(out[0])
