@@ -86,7 +86,7 @@ def _server_options(args: Namespace) -> ServerOptions:
         model_path=args.model,
         api_keys=tuple(args.api_key or ()) + _file_keys(args.api_key_file),
         api_prefix=args.api_prefix,
-        slot_save_path=args.slot_save_path,
+        slot_save_path=_folder("--slot-save-path", args.slot_save_path),
         request_timeout=float(args.timeout),
         metrics=bool(args.metrics),
         props=bool(args.props),
@@ -104,6 +104,12 @@ def _server_options(args: Namespace) -> ServerOptions:
         reasoning_effort=None if effort is None else EFFORTS[effort],
         thinking=args.reasoning != "off" and effort != "none",
     )
+
+
+def _folder(flag: str, path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise StartError(f"{flag}: found no folder {path}, wanted one")
+    return path
 
 
 def _file_keys(path: Path | None) -> tuple[str, ...]:

@@ -25,6 +25,10 @@ MAX_LEAST = 100_000
 """Largest minLength and minItems."""
 _MAX_MOST = 2**31 - 1
 _MAX_NUMBER = 2**53
+MAX_PROPERTIES = 500
+"""Of one object, and MAX_MULTIPLE the largest multipleOf: compiling takes a time that grows with their square
+or with the number itself."""
+MAX_MULTIPLE = 10_000
 # Keywords of some draft that restrict values and that no grammar here enforces. Keywords of no draft restrict
 # nothing: JSON Schema counts them as annotations.
 _NOT_ENFORCED = frozenset(
@@ -156,6 +160,8 @@ class _Reader:
     def properties(self, node: dict[str, Any], value: Any, where: str, depth: int, schema: Any) -> None:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise GrammarError(f"{where}: found {_shown(value)}, wanted an object of schemas")
+        if len(value) > MAX_PROPERTIES:
+            raise GrammarError(f"{where}: found {len(value)} properties, wanted at most {MAX_PROPERTIES}")
         node["properties"] = {
             name: self.node(child, f"{where}.{name}", depth) for name, child in value.items()
         }
@@ -239,6 +245,8 @@ class _Reader:
     def multiple(self, node: dict[str, Any], value: Any, where: str, depth: int, schema: Any) -> None:
         if _number(value, where) <= 0:
             raise GrammarError(f"{where}: found {value}, wanted a number above 0")
+        if value > MAX_MULTIPLE:
+            raise GrammarError(f"{where}: found {value}, wanted at most {MAX_MULTIPLE}")
         node["multipleOf"] = value
 
 

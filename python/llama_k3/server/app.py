@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from .. import __version__
 from . import anthropic, responses
@@ -47,14 +47,14 @@ class _App(FastAPI):
 
 async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
-        # Each route knows its own method alone.
-        methods = {
-            method
-            for route in request.app.routes
-            if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
-            for method in route.methods or ()
-        }
-        error.headers = {"Allow": ", ".join(sorted(methods))}
+        # Each route knows its own method alone; HEAD is answered where GET is.
+        routes, scope = request.app.routes, request.scope
+        methods = [
+            allowed
+            for method, allowed in (("GET", "GET, HEAD"), ("POST", "POST"))
+            if any(route.matches({**scope, "method": method})[0] == Match.FULL for route in routes)
+        ]
+        error.headers = {"Allow": ", ".join(methods)}
     return error_response(error, request.method, request.scope["path"])
 
 

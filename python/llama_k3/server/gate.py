@@ -89,7 +89,9 @@ class Gate:
                 await RedirectResponse(path + "/")(scope, receive, sending)
                 return
             path = self._without_prefix(path)
-            scope = {**scope, "path": path, "raw_path": path.encode()}
+            # uvicorn leaves the body out of the answer to HEAD, which is else that to GET.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            scope = {**scope, "path": path, "raw_path": path.encode(), "method": method}
             headers = dict(scope["headers"])
             extra_headers += self._check_origin(headers)
             if extra_headers and scope["method"] == "OPTIONS":

@@ -4,6 +4,7 @@ is answered in the form of all errors."""
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ KEEP_ALIVE_S = 65
 HEAD_SECONDS = 60.0
 """Time for them, from the start of the connection."""
 
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+
 SHUTDOWN_S = 3
 """Time that clients have, once the server ends, to read what was already answered."""
 
@@ -34,6 +37,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._in_head = True
+        self._idle = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,6 +49,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head or self._idle:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
@@ -53,6 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = True
+        self._idle = False
         self._head_bytes = 0
         super().on_message_begin()
 
@@ -70,6 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._idle = True
         if self.cycle is not None:
             super().on_message_complete()
 
@@ -119,6 +127,13 @@ def server_config(
         ssl_keyfile=key_file,
         ssl_certfile=cert_file,
     )
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The bytes of a head without its header Upgrade. Some clients offer HTTP/2 with every request, and the
+    parser takes a request that does for one without a body; a server may ignore the offer (RFC 9110, 7.8)."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"", head) + end + rest
 
 
 def _head_too_large() -> ApiError:

@@ -298,6 +298,8 @@ class Service:
         try:
             for index, constraint in enumerate(constraints):
                 channel: Channel[Event | LlamaK3Error] = Channel(self._loop_mailbox())
+                # A grammar says where its text ends: no answer could go on behind it.
+                ignore_eos = options.ignore_eos and constraint is None
                 request = Request(
                     prompt=prompt,
                     sink=Answer(self.tokenizer, reader(), rules, channel.put),
@@ -310,8 +312,8 @@ class Service:
                     slot=options.slot,
                     max_predict_ms=options.max_predict_ms,
                     deadline=rules.deadline,
-                    end_ids=frozenset() if options.ignore_eos else self.tokenizer.end_ids,
-                    banned=self.tokenizer.end_ids if options.ignore_eos else frozenset(),
+                    end_ids=frozenset() if ignore_eos else self.tokenizer.end_ids,
+                    banned=self.tokenizer.end_ids if ignore_eos else frozenset(),
                     after=runs[0].request if runs else None,
                     info={"model": self.model_name},
                 )

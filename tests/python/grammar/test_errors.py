@@ -180,3 +180,15 @@ def test_costly_schemas_compile_or_are_refused(compiler: GrammarCompiler) -> Non
 def test_request_is_checked(asked: dict[str, Any], message: str, compiler: GrammarCompiler) -> None:
     with pytest.raises(GrammarError, match=message):
         compiler.chat(**asked)
+
+
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ({"type": "integer", "multipleOf": 982451653}, "multipleOf: found 982451653, wanted at most 10000"),
+        ({"properties": {f"p{i}": {} for i in range(501)}}, "found 501 properties, wanted at most 500"),
+    ],
+)
+def test_what_would_take_long_to_compile(schema: Any, error: str, compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarError, match=error):
+        compiler.json_schema(schema)

@@ -95,6 +95,20 @@ def test_paths_and_methods_that_are_not_there(server: RunningServer) -> None:
     is_error(server.client.get("/nope"), 404)
     is_error(server.client.get("/v1/chat/completions"), 405)
     is_error(server.client.delete("/health"), 405)
+    assert server.client.delete("/health").headers["allow"] == "GET, HEAD"
+    assert server.client.delete("/props").headers["allow"] == "GET, HEAD, POST"
+
+
+def test_head_is_answered_as_get_without_the_body(server: RunningServer) -> None:
+    reply = server.client.head("/health")
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert reply.headers["content-length"] == str(len(server.client.get("/health").content))
+
+
+def test_an_offer_of_http_2_is_ignored(server: RunningServer) -> None:
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
+    reply = server.post("/tokenize", {"content": "Hello"}, headers=offer)
+    assert reply.json() == server.post("/tokenize", {"content": "Hello"}).json()
     for path in ("/infill", "/embeddings", "/v1/embeddings", "/rerank", "/v1/rerank", "/lora-adapters"):
         error = is_error(server.post(path, {"x": 1}), 501)
         assert path in error["message"] and error["type"] == "not_supported_error"

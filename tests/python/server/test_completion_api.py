@@ -198,6 +198,8 @@ def test_schema_and_grammar_hold(server: RunningServer) -> None:
     grammar = 'root ::= ("yes" | "no") " indeed"'
     assert native(server, grammar=grammar)["content"] in ("yes indeed", "no indeed")
     assert native(server, grammar=grammar)["stop_type"] == "eos"
+    # the grammar says where the text ends, whatever is said of end tokens
+    assert native(server, grammar=grammar, ignore_eos=True)["stop_type"] == "eos"
 
 
 def test_nested_schemas_with_patterns_and_long_strings(server: RunningServer) -> None:

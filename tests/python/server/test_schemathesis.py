@@ -21,7 +21,7 @@ def test_requests_from_the_openapi(make_server: Callable[..., RunningServer], tm
     saved.mkdir()
     options = ServerOptions(metrics=True, props=True, slot_save_path=saved, n_predict=8)
     server = make_server(options)
-    command = [Path(sys.executable).with_name("schemathesis"), "run", f"{server.url}/openapi.json"]
+    command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
     flags = [
         "--exclude-checks",
         NOT_CHECKED,
