@@ -128,9 +128,11 @@ def test_bounds(compiler: GrammarCompiler) -> None:
     refused(compiler, tools=[tool("f", very_deep)])
     assert "300" in refused(compiler, tools=[tool("f", {"type": "object", "description": "x" * 300_000})])
     assert "at most 512" in refused(compiler, tools=[tool(f"t{number}") for number in range(513)])
-    many = {"type": "object", "properties": {f"p{number}": {} for number in range(9_000)}}
-    assert "at most 20000" in refused(compiler, tools=[tool(f"t{number}", many) for number in range(3)])
-    assert "characters of rules" in refused(compiler, tools=[tool(f"t{number}", many) for number in range(2)])
+    many = {"type": "object", "properties": {f"p{number}": {} for number in range(450)}}
+    assert "at most 20000" in refused(compiler, tools=[tool(f"t{number}", many) for number in range(45)])
+    assert "characters of rules" in refused(
+        compiler, tools=[tool(f"t{number}", many) for number in range(40)]
+    )
 
 
 def test_costly_schemas_compile_or_are_refused(compiler: GrammarCompiler) -> None:
