@@ -8,7 +8,8 @@ import pytest
 from tests.compare import assert_close
 from tests.ggml_k3.conftest import FAST, RunOp, Weight, normal
 
-SHAPES = [(32, 1, 1), (32, 3, 2), (64, 5, 17), (288, 7, 33), (1056, 100, 3)]  # cols, rows, tokens
+# cols, rows, tokens
+SHAPES = [(32, 1, 1), (32, 3, 2), (64, 5, 17), (128, 35, 12), (288, 7, 33), (1056, 100, 3)]
 # Stock ggml and the fast kernels round activations: to BF16, or to 8 bits per block of 32.
 STOCK_NMSE = {"F32": 1e-12, "F16": 1e-6, "BF16": 2e-5, "Q8_0": 1e-4, "MXFP4": 1e-4}
 
@@ -27,11 +28,13 @@ def test_plain(run_op: RunOp, kind: str, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("form", FAST)
 @pytest.mark.parametrize("kind", STOCK_NMSE)
-def test_company_cuts_and_threads_change_no_bit(run_op: RunOp, kind: str, form: str) -> None:
-    cols, rows, tokens = 1056, 50, 150
+@pytest.mark.parametrize("cols", [128, 1056])
+def test_company_cuts_and_threads_change_no_bit(run_op: RunOp, cols: int, kind: str, form: str) -> None:
+    """Counts of tokens on both sides of each change of kernel; an odd number of rows."""
+    rows, tokens = 51, 150
     weight, x = Weight(normal((rows, cols), 1), kind), normal((tokens, cols), 2)
     whole = run_op("matmul", form, [], [weight, x])[0]
-    for first, n in ((0, 1), (7, 2), (20, 8), (30, 9), (40, 17), (60, 64), (149, 1)):
+    for first, n in ((0, 1), (7, 2), (20, 8), (28, 11), (39, 12), (51, 17), (68, 20), (88, 62), (149, 1)):
         for threads in (1, 3):
             part = run_op("matmul", form, [], [weight, x[first : first + n]], threads)[0]
             assert np.array_equal(part.reshape(n, rows), whole[first : first + n]), (first, n, threads)

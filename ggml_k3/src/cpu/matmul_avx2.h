@@ -6,9 +6,9 @@
 #include "matmul.h"
 
 // Up to this many tokens the stream form is the faster one.
-enum { K3_STREAM_TOKENS = 6 };
+enum { K3_STREAM_MXFP4 = 11, K3_STREAM_Q8_0 = 20, K3_STREAM_MOST = K3_STREAM_Q8_0 };
 
-// Stream: lanes are rows of the matrix; weights are read once, at the rate of memory. 1 <= n_tokens <= K3_STREAM_TOKENS.
+// Stream: lanes are rows of the matrix; weights are read once, at the rate of memory. 1 <= n_tokens <= K3_STREAM_MOST.
 size_t k3_matmul_stream_scratch_avx2(int64_t k, int64_t n_tokens);
 void k3_matmul_stream_avx2(const struct k3_matmul_args * args);
 

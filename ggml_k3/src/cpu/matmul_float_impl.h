@@ -13,8 +13,9 @@
 // VECTORS: as many sums of a token run side by side, which hides the latency of an fma.
 enum { VECTORS = 4, GROUP = VECTORS * LANES, WORDS = 64, LINE = 64, MAX_TILE = 6 };
 
-// What the words are made of. BF16 stay as they are, two in a word, for few tokens: fewer words to transpose. For many,
-// one float in a word leaves more registers.
+// What the words are made of. BF16 stay as they are, two in a word, for up to PAIR_TOKENS: fewer words to transpose. For
+// more, one float in a word leaves more registers.
+enum { PAIR_TOKENS = 17 };
 struct form {
     enum ggml_type type;
     bool pairs;
@@ -208,7 +209,7 @@ static void run_float(const struct k3_matmul_args * args) {
         run_form((struct form) {GGML_TYPE_F32, false}, args);
     } else if (args->type == GGML_TYPE_F16) {
         run_form((struct form) {GGML_TYPE_F16, false}, args);
-    } else if (args->n_tokens < MAX_TILE) {
+    } else if (args->n_tokens <= PAIR_TOKENS) {
         run_form((struct form) {GGML_TYPE_BF16, true}, args);
     } else {
         run_form((struct form) {GGML_TYPE_BF16, false}, args);

@@ -2,7 +2,8 @@
 //
 // GROUP rows of the matrix at a time. First each row by itself, so that memory sees one linear stream: its integer dot
 // products, one for each block and token, and its scales go to scratch. Then, lanes being rows, one fma for each block
-// adds them up. The vector units are the narrow place: what can be done outside them is.
+// adds them up. The vector units are the narrow place: what can be done outside them is. Rows of half a chunk are taken
+// two at a time.
 #include "matmul_avx2.h"
 #include "matmul_impl.h"
 
@@ -24,8 +25,9 @@ struct act {
 
 // What all tokens of a call share.
 struct rows {
-    int64_t blocks, stride;  // of a row; rounded up to a multiple of CHUNK
+    int64_t blocks, stride;  // of a row; rounded up to a multiple of CHUNK, or PAIRS for `halves`
     void * scales;           // [stride][GROUP], as in the weights: E8M0 or fp16
+    bool halves;             // PAIRS blocks in a row, the next row behind them: a chunk is two rows
 };
 
 struct halves {
@@ -96,12 +98,12 @@ K3_INLINE __m256i dot_chunk(enum ggml_type type, const struct halves * w, const 
     return add_columns_64(add_columns_32(sum[0], sum[1], false), add_columns_32(sum[2], sum[3], false));
 }
 
-// Scales and dot products of the chunk that begins with block `first` of row r of the group.
-K3_INLINE void take_chunk(enum ggml_type type, const uint8_t * chunk, const struct rows * rows, int r, int64_t first,
-                          const struct act * acts, int n_tokens) {
+// Scales and dot products of the chunk that begins with block `first` of row r of the group, or is rows r and r + 1.
+K3_INLINE void take_chunk(enum ggml_type type, bool halves, const uint8_t * chunk, const struct rows * rows, int r,
+                          int64_t first, const struct act * acts, int n_tokens) {
 #pragma GCC unroll 8
     for (int i = 0; i < CHUNK; i++) {
-        const int64_t at = (first + i) * GROUP + r;
+        const int64_t at = halves ? i % PAIRS * GROUP + r + i / PAIRS : (first + i) * GROUP + r;
         if (type == GGML_TYPE_MXFP4) {
             ((uint8_t *) rows->scales)[at] = chunk[i * K3_MXFP4_BYTES];
         } else {
@@ -118,22 +120,36 @@ K3_INLINE void take_chunk(enum ggml_type type, const uint8_t * chunk, const stru
     }
 }
 
-K3_INLINE void take_row(enum ggml_type type, const uint8_t * row, const struct rows * rows, int r,
-                        const struct act * acts, int n_tokens) {
-    const size_t block = type == GGML_TYPE_MXFP4 ? K3_MXFP4_BYTES : K3_Q8_0_BYTES;
-    const int64_t full = rows->blocks / CHUNK * CHUNK, rest = rows->blocks - full;
+// `n` rows, from row r of the group on: one, or two that make a chunk.
+K3_INLINE void take_rows(enum ggml_type type, bool halves, const uint8_t * row, const struct rows * rows, int r, int n,
+                         const struct act * acts, int n_tokens) {
+    const size_t block   = type == GGML_TYPE_MXFP4 ? K3_MXFP4_BYTES : K3_Q8_0_BYTES;
+    const int64_t blocks = n * rows->blocks, full = blocks / CHUNK * CHUNK, rest = blocks - full;
     for (int64_t first = 0; first < full; first += CHUNK) {
         const uint8_t * chunk = row + (size_t) first * block;
 #pragma GCC unroll 5
         for (size_t line = 0; line < block * CHUNK; line += 64) {
             _mm_prefetch((const char *) chunk + LEAD + line, _MM_HINT_T1);
         }
-        take_chunk(type, chunk, rows, r, first, acts, n_tokens);
+        take_chunk(type, halves, chunk, rows, r, first, acts, n_tokens);
     }
     if (rest) {  // no load may reach behind the row
         uint8_t chunk[CHUNK * K3_Q8_0_BYTES] = {0};
         memcpy(chunk, row + (size_t) full * block, (size_t) rest * block);
-        take_chunk(type, chunk, rows, r, full, acts, n_tokens);
+        take_chunk(type, halves, chunk, rows, r, full, acts, n_tokens);
+    }
+}
+
+K3_INLINE void take_group(enum ggml_type type, const uint8_t * row, size_t row_bytes, const struct rows * rows, int n,
+                          const struct act * acts, int n_tokens) {
+    if (rows->halves) {
+        for (int r = 0; r < n; r += 2, row += 2 * row_bytes) {
+            take_rows(type, true, row, rows, r, r + 1 < n ? 2 : 1, acts, n_tokens);
+        }
+        return;
+    }
+    for (int r = 0; r < n; r++, row += row_bytes) {
+        take_rows(type, false, row, rows, r, 1, acts, n_tokens);
     }
 }
 
@@ -203,9 +219,7 @@ K3_INLINE void run(enum ggml_type type, const struct k3_matmul_args * args, cons
     for (int64_t first = args->first; first < args->last; first += GROUP) {
         const int n         = args->last - first < GROUP ? (int) (args->last - first) : GROUP;
         const uint8_t * row = (const uint8_t *) args->w + (size_t) first * args->row_bytes;
-        for (int r = 0; r < n; r++, row += args->row_bytes) {
-            take_row(type, row, rows, r, acts, n_tokens);
-        }
+        take_group(type, row, args->row_bytes, rows, n, acts, n_tokens);
         const bool ordinary = type != GGML_TYPE_MXFP4 || scales_are_ordinary(rows);
         for (int t = 0; t < n_tokens; t++) {
             float sum[GROUP];
@@ -228,8 +242,8 @@ size_t k3_matmul_stream_scratch_avx2(int64_t k, int64_t n_tokens) {
            (GROUP * sizeof(uint16_t) + (size_t) n_tokens * (K3_BLOCK + sizeof(int32_t) + GROUP * sizeof(float)));
 }
 
-// Fills in a token's act, from its act row and at *space, which moves on.
-static struct act arrange(const void * act_row, int64_t k, uint8_t ** space) {
+// Fills in a token's act, from its act row and at *space, which moves on. `halves`: the row's blocks twice.
+static struct act arrange(const void * act_row, int64_t k, bool halves, uint8_t ** space) {
     const struct k3_q8 a = k3_q8_parts(act_row, k);
     const int64_t blocks = padded_blocks(k);
     int8_t * q           = (int8_t *) *space;
@@ -237,25 +251,31 @@ static struct act arrange(const void * act_row, int64_t k, uint8_t ** space) {
     int32_t * offset     = (int32_t *) (dots + blocks * GROUP);
     *space               = (uint8_t *) (offset + blocks);
     memset(q, 0, (size_t) (blocks * K3_BLOCK));
-    for (int64_t b = 0; b < k / K3_BLOCK; b++) {
-        const int64_t chunk = b / CHUNK, i = b % CHUNK;
+    for (int64_t at = 0; at < (halves ? CHUNK : k / K3_BLOCK); at++) {
+        const int64_t chunk = at / CHUNK, i = at % CHUNK, b = halves ? at % PAIRS : at;
         int8_t * half = q + chunk * CHUNK_VALUES + i % PAIRS * 64 + i / PAIRS * 16;
         memcpy(half, a.q + b * K3_BLOCK, 16);
         memcpy(half + 32, a.q + b * K3_BLOCK + 16, 16);
     }
     for (int64_t b = 0; b < blocks; b++) {
-        offset[b] = 12 * a.sum[b];
+        offset[b] = 12 * a.sum[halves ? b % PAIRS : b];
     }
     return (struct act) {a.d, q, offset, dots};
 }
 
 void k3_matmul_stream_avx2(const struct k3_matmul_args * args) {
-    const int n_tokens     = (int) args->n_tokens;
-    const struct rows rows = {args->k / K3_BLOCK, padded_blocks(args->k), args->scratch};
-    uint8_t * space        = (uint8_t *) rows.scales + (size_t) (GROUP * rows.stride) * sizeof(uint16_t);
-    struct act acts[K3_STREAM_TOKENS];
+    const int n_tokens   = (int) args->n_tokens;
+    const size_t block   = args->type == GGML_TYPE_MXFP4 ? K3_MXFP4_BYTES : K3_Q8_0_BYTES;
+    const int64_t padded = padded_blocks(args->k);
+    struct rows rows     = {args->k / K3_BLOCK, padded, args->scratch, false};
+    uint8_t * space      = (uint8_t *) rows.scales + (size_t) (GROUP * padded) * sizeof(uint16_t);
+    struct act acts[K3_STREAM_MOST];
+    if (rows.blocks == PAIRS && args->row_bytes == PAIRS * block) {
+        rows.halves = true;
+        rows.stride = PAIRS;
+    }
     for (int t = 0; t < n_tokens; t++) {
-        acts[t] = arrange(args->acts[t], args->k, &space);
+        acts[t] = arrange(args->acts[t], args->k, rows.halves, &space);
     }
     if (args->type == GGML_TYPE_MXFP4) {
         n_tokens == 1 ? run(GGML_TYPE_MXFP4, args, &rows, acts, 1) : run(GGML_TYPE_MXFP4, args, &rows, acts, n_tokens);
