@@ -130,7 +130,7 @@ def test_bounds(compiler: GrammarCompiler) -> None:
     assert "at most 512" in refused(compiler, tools=[tool(f"t{number}") for number in range(513)])
     many = {"type": "object", "properties": {f"p{number}": {} for number in range(450)}}
     assert "at most 20000" in refused(compiler, tools=[tool(f"t{number}", many) for number in range(45)])
-    long = {"type": "object", "properties": {f"{'p' * 100}{number}": {} for number in range(450)}}
+    long = {"type": "object", "properties": {f"{'p' * 250}{number}": {} for number in range(450)}}
     assert "characters of rules" in refused(
         compiler, tools=[tool(f"t{number}", long) for number in range(40)]
     )
