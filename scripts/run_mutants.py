@@ -51,7 +51,6 @@ TESTS = [
     "tests/runtime/test_precision.py::test_trained_checkpoint_is_exact_in_reference_form",
     "tests/runtime/test_sequence.py::test_restore_into_another_sequence_leaves_the_others",
     "tests/runtime/test_sequence.py::test_truncate_goes_back_to_the_newest_snapshot",
-    "tests/python/server/test_cache_twin.py::test_answers_equal_those_without_a_cache[two slots]",
 ]
 
 
