@@ -46,6 +46,7 @@ def test_commands_and_converter_are_installed() -> None:
     commands = {entry.name: entry.value for entry in DISTRIBUTION.entry_points}
     assert commands == {
         "llama-cli": "llama_k3.cli.main:main",
+        "llama-server": "llama_k3.cli.server:main",
         "llama-bench": "llama_k3.cli.bench:main",
         "convert-k3": "llama_k3_convert.cli:main",
     }

@@ -213,6 +213,14 @@ def _start_log(args: Namespace) -> None:
     set_log_callback(log)
 
 
+def _end_log() -> None:
+    set_log_callback(None)
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+
+
 def _load(args: Namespace, options: ServerOptions) -> tuple[Model, Service]:
     """LlamaK3Error, StartError."""
     threads = args.threads if args.threads > 0 else available_cpus()
@@ -295,6 +303,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    finally:
+        _end_log()
 
 
 if __name__ == "__main__":

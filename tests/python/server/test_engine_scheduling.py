@@ -371,7 +371,9 @@ def test_no_slot_is_stuck_and_memory_is_flat(model: Model) -> None:
 
 
 def test_close_ends_everything(model: Model) -> None:
+    others = set(threading.enumerate())
     engine = Engine(model, OPTIONS)
+    (thread,) = {thread for thread in threading.enumerate() if "engine" in thread.name} - others
     with held(engine):
         sinks = [start(engine, prompt_of(300), max_tokens=-1)[1] for _ in range(5)]
     assert sinks[0].first_token.wait(PATIENCE)
@@ -380,7 +382,7 @@ def test_close_ends_everything(model: Model) -> None:
     engine.close()
     assert [[end.reason for end in sink.ends] for sink in sinks] == [["cancelled"]] * 5
     assert context.closed
-    assert "llama-k3 engine" not in [thread.name for thread in threading.enumerate()]
+    assert not thread.is_alive()
     with pytest.raises(ClosedError, match="the engine is closed"):
         start(engine, [5])
     with pytest.raises(ClosedError, match="the engine is closed"):
