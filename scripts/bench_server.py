@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -37,6 +38,18 @@ def bench(model: Path, threads: int, n_predict: int) -> float:
     return float(json.loads(done.stdout)[0]["avg_ts"])
 
 
+def token_times(pieces: Sequence[tuple[float, bytes]]) -> list[float]:
+    """When each token had come, from the pieces of the event stream."""
+    times: list[float] = []
+    held = b""
+    for moment, piece in pieces:
+        *lines, held = (held + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: "):
+                times += [moment] * len(json.loads(line[6:]).get("tokens", []))
+    return times
+
+
 async def stream(client: httpx.AsyncClient, number: int, n_predict: int) -> list[float]:
     """The times at which the tokens of one answer came."""
     body = {
@@ -48,12 +61,13 @@ async def stream(client: httpx.AsyncClient, number: int, n_predict: int) -> list
         "return_tokens": True,
         "cache_prompt": False,
     }
-    times: list[float] = []
+    # The client shares the processors with the server: it notes when bytes came and reads them at the end.
+    pieces: list[tuple[float, bytes]] = []
     async with client.stream("POST", "/completion", json=body) as reply:
         reply.raise_for_status()
-        async for line in reply.aiter_lines():
-            if line.startswith("data: "):
-                times += [time.perf_counter()] * len(json.loads(line[6:]).get("tokens", []))
+        async for piece in reply.aiter_raw():
+            pieces.append((time.perf_counter(), piece))
+    times = token_times(pieces)
     if len(times) != n_predict:
         raise RuntimeError(f"stream {number}: found {len(times)} tokens, wanted {n_predict}")
     return times

@@ -156,16 +156,19 @@ uint64_t k3_engine_memory(const k3_engine * g) {
 }
 
 // Where other programs take processors away, threads wait for each other most of the time and fewer are faster, by far.
-// So after a run that was mostly waiting the next ones get half the threads, longer every time it happens again; a
-// result does not depend on it.
+// So after some runs in a row that were mostly waiting the next ones get half the threads, longer every time it happens
+// again; one such run alone is a server's own work for its clients. A result does not depend on it.
 static void watch_contention(k3_engine * g) {
-    enum { FIRST = 8, MOST = 512 };
+    enum { IN_A_ROW = 3, FIRST = 8, MOST = 512 };
     double total = 0.0;
     for (int i = 0; i < GGML_K3_SECTIONS; i++) {
         total += g->ms[i];
     }
     if (ggml_k3_pool_waited(g->pool) < 0.5 * total) {
-        g->last_fewer_runs = 0;
+        g->last_fewer_runs = g->waiting_runs = 0;
+        return;
+    }
+    if (++g->waiting_runs < IN_A_ROW && g->last_fewer_runs == 0) {
         return;
     }
     g->last_fewer_runs = g->last_fewer_runs == 0 ? FIRST : 2 * g->last_fewer_runs;

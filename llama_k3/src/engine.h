@@ -25,6 +25,7 @@ typedef struct k3_engine {
     k3_graph * graphs[K3_MAX_GRAPHS];  // most recently used first
     uint64_t graphs_built, graphs_reused;
     int fewer_runs, last_fewer_runs;  // runs left with fewer threads, and how many there were the last time
+    int waiting_runs;                 // in a row that were mostly waiting
     double ms[GGML_K3_SECTIONS];      // of the last run; 0 in the other forms
 } k3_engine;
 
