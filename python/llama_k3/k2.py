@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .messages import Call, ChatMessage, dump_json, sorted_json
-from .xtml.segments import MarkerSplitter, Segment, control, text_segments
-from .xtml.types import AnswerParts, Channel, Delta, Message
+from .xtml.reader import SegmentReader
+from .xtml.segments import Segment, control, text_segments
+from .xtml.types import Channel, Delta
 
 USER, ASSISTANT, SYSTEM = "<|im_user|>", "<|im_assistant|>", "<|im_system|>"
 MIDDLE, END = "<|im_middle|>", "<|im_end|>"
@@ -109,57 +110,29 @@ def _declaration(tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
     return [*_turn(SYSTEM, "tool_declare"), declared, control(END)]
 
 
-class StreamParser:
+class StreamParser(SegmentReader):
     """Reads one answer. It never fails and does not depend on how the answer is cut.
 
     Only control tokens are markup. A call ends the call before it; one without arguments has {}. Text of a
     section outside of its calls is dropped; arguments without a call are content. Other control tokens are
-    dropped, nothing behind <|im_end|> is read.
+    dropped, nothing behind <|im_end|> is read. A call that is broken off stays as it is.
     """
 
     def __init__(self) -> None:
-        self._splitter = MarkerSplitter((*_CALL_MARKERS, END))
-        self._answer = AnswerParts()
+        super().__init__((*_CALL_MARKERS, END))
         self._section = False
         # "id" or "arguments" of the call that is open.
         self._part = ""
         self._id: list[str] = []
         self._blank = True
-        self._ended = False
-        self._flushed = False
 
     @property
     def channel(self) -> Channel:
         return "tools" if self._section or self._part else "content"
 
-    def feed(self, piece: Segment | str) -> list[Delta]:
-        """The deltas that a piece brings. In a str, markers count as control tokens, also when cut in two."""
-        if isinstance(piece, str):
-            return self._read(self._splitter.feed(piece))
-        return self._read([*self._splitter.flush(), piece])
-
-    def flush(self) -> list[Delta]:
-        """What the end of the output brings. A call that is broken off stays as it is."""
-        deltas = self._read(self._splitter.flush())
-        self._flushed = True
-        return deltas
-
-    def close(self) -> Message:
-        """The whole message: what all deltas, those of `flush` included, add up to."""
-        self.flush()
-        return self._answer.whole()
-
     def close_thinking(self) -> list[Segment]:
         """Nothing: there is no thinking."""
         return []
-
-    def _read(self, segments: list[Segment]) -> list[Delta]:
-        deltas: list[Delta] = []
-        for segment in segments:
-            if self._ended or self._flushed:
-                break
-            deltas += self._control(segment.text) if segment.kind == "control" else self._text(segment.text)
-        return deltas
 
     def _text(self, text: str) -> list[Delta]:
         if self._part == "id":

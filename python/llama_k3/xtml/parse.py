@@ -20,20 +20,20 @@ from __future__ import annotations
 import re
 
 from .arguments import ArgumentWriter
+from .reader import SegmentReader
 from .segments import (
     CLOSE,
     END_OF_MESSAGE,
     MARKERS,
     OPEN,
     SEP,
-    MarkerSplitter,
     Segment,
     close_tag,
     control,
     open_tag,
     text_segments,
 )
-from .types import AnswerParts, Channel, Delta, Message, Opened
+from .types import Channel, Delta, Message, Opened
 
 # The look behind keeps the search linear.
 _ATTRIBUTE = re.compile(r'(?<![^\s"])([^\s="]+)="([^"]*)"')
@@ -48,15 +48,12 @@ def _attributes(header: str) -> dict[str, str]:
     return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in pairs}
 
 
-class StreamParser:
+class StreamParser(SegmentReader):
     """Reads one answer; the rules are the module's."""
 
     def __init__(self, opened: Opened | None = None) -> None:
         """`opened`: the channel that the generation prompt opened."""
-        self._splitter = MarkerSplitter(MARKERS)
-        self._answer = AnswerParts()
-        self._ended = False
-        self._flushed = False
+        super().__init__(MARKERS)
         # What is open, from the outside to the inside.
         self._channel: str | None = opened
         self._call: ArgumentWriter | None = None
@@ -72,28 +69,13 @@ class StreamParser:
             return "tools"
         return "reasoning" if self._channel == "think" else "content"
 
-    def feed(self, piece: Segment | str) -> list[Delta]:
-        """The deltas that a piece brings. In a str, markers count as control tokens, also when cut in two."""
-        if isinstance(piece, str):
-            return self._read(self._splitter.feed(piece))
-        return self._read([*self._splitter.flush(), piece])
-
     def flush(self) -> list[Delta]:
-        """The deltas that the end of the output brings: what is held back. Nothing is read after it.
-
-        A call that is broken off keeps its arguments as far as they came, so that they are not taken for
-        whole.
-        """
-        deltas = self._read(self._splitter.flush())
+        """A call that is broken off keeps its arguments as far as they came, so that they are not taken for
+        whole."""
+        deltas = super().flush()
         if self._call is not None:
             deltas += self._answer.arguments(self._call.cut())
-        self._flushed = True
         return deltas
-
-    def close(self) -> Message:
-        """The whole message: what all deltas, those of `flush` included, add up to."""
-        self.flush()
-        return self._answer.whole()
 
     def close_thinking(self) -> list[Segment]:
         """What closes the think channel from where it stands and opens the response; nothing elsewhere."""
@@ -107,14 +89,6 @@ class StreamParser:
         else:
             closer = [*([control(SEP)] if self._marker else []), *close_tag("think")]
         return closer + open_tag("response")
-
-    def _read(self, segments: list[Segment]) -> list[Delta]:
-        deltas: list[Delta] = []
-        for segment in segments:
-            if self._ended or self._flushed:
-                break
-            deltas += self._control(segment.text) if segment.kind == "control" else self._text(segment.text)
-        return deltas
 
     def _text(self, text: str) -> list[Delta]:
         if self._marker:
